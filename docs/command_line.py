@@ -5,8 +5,16 @@ from pathlib import Path
 
 from cyclopts import App
 
-from vigpipe.cli import make_app
-from vigpipe.commands.help import Option, beside_train, options_of, subcommands, summary
+from benchmarks import cli as benchmarks
+from vigpipe import cli
+from vigpipe.commands.help import (
+    Option,
+    beside_train,
+    options_of,
+    options_of_train,
+    subcommands,
+    summary,
+)
 
 PAGE = Path(__file__).with_name("command-line.md")
 HEAD = """\
@@ -15,7 +23,8 @@ HEAD = """\
 `vigpipe VERB` and `python -m vigpipe VERB` are the same; `python -m vigpipe.train` is
 `vigpipe train`. `--help` after any verb prints its options; `vigpipe train --help` prints those
 that matter most, and `--help-all` all of them. This page is written by
-`python -m docs.command_line` from the parser itself, and a test compares the two.
+`python -m docs.command_line` from the parser itself, and a test compares the two. What compares and
+measures is not part of the package: `python -m benchmarks NAME`, in a checkout.
 
 Where no default is given, the value follows from the model, the recipe or the machine, or the
 option is off. Options may also come from a TOML file (`--config FILE`); those on the command line
@@ -34,13 +43,14 @@ choices. It belongs into a file that the shell reads by itself:
 
 def page() -> str:
     """The whole page in Markdown."""
-    app = make_app([])
-    trains = options_of(app["train"])
-    parts = [HEAD, *(_section(names, command, trains) for names, command in _commands(app))]
+    trains, parts = options_of_train(), [HEAD]
+    for app in (cli.make_app([]), benchmarks.make_app([])):
+        commands = _commands(app, (app.name[0],))
+        parts += [_section(name, command, trains) for name, command in commands]
     return "\n".join(parts)
 
 
-def _commands(app: App, names: tuple[str, ...] = ("vigpipe",)) -> Iterator[tuple[str, App]]:
+def _commands(app: App, names: tuple[str, ...]) -> Iterator[tuple[str, App]]:
     """Every command that does something, by its full name, in the order of the parser."""
     for name in subcommands(app):
         command = app[name]

@@ -277,12 +277,17 @@ def test_help_lists_every_verb_and_option_and_does_not_wait_for_torch():
     assert (done.returncode, done.stderr) == (0, "")
     bare, long, short, convert, *verbs, _ = done.stdout.split("END\n")
     assert bare == long == short
-    for verb in ("train", "check", "graph", "predict", "weights", "bench"):
+    for verb in ("train", "check", "graph", "predict", "weights", "slurm"):
         assert verb in bare
     assert "SOURCE" in convert
     assert "TARGET" in convert
     for told, config in zip(verbs, options.values(), strict=True):
         assert [f.name for f in fields(config) if flag(f.name) not in told] == []
+
+
+def test_commands_that_have_moved_say_where_they_are(capsys):
+    for words, now in ((["bench", "ops", "--repeats", "3"], "NAME"), (["study"], "study")):
+        assert f"run python -m benchmarks {now} there" in refused(capsys, *words)
 
 
 @pytest.mark.parametrize("words", ["train --help-all", "weights --help"])  # long and short

@@ -18,10 +18,12 @@ from pathlib import Path
 import matplotlib as mpl
 import pytest
 import torch
+from cyclopts import CycloptsError
 from PIL import Image
 from safetensors.torch import save_file
 
 import vigpipe
+from benchmarks import cli as benchmarks
 from docs import command_line
 from tests.world import ROOT
 from vigpipe import api, cli
@@ -101,12 +103,16 @@ def fences(*languages):
 
 
 def arguments(command):
-    """What a command gives to vigpipe behind its name; None if it is another program's."""
+    """What a command gives to vigpipe behind its name; None if it is another program's.
+
+    Those of `python -m benchmarks` begin with that word.
+    """
     words = shlex.split(command)
     if words[0] == "sbatch":
         script = next(i for i, word in enumerate(words) if word.endswith(".sbatch"))
         assert (ROOT / words[script]).is_file(), command
-        return ["study" if "study" in words[script] else "train", *words[script + 1 :]]
+        verb = ["benchmarks", "study"] if "study" in words[script] else ["train"]
+        return [*verb, *words[script + 1 :]]
     if words[0] in ("srun", "torchrun"):
         starts = ("python", "-m")
         words = words[next(i for i, word in enumerate(words) if i and word in starts) :]
@@ -114,6 +120,8 @@ def arguments(command):
         words = words[1:]
     if words[0] == "vigpipe.train":
         return ["train", *words[1:]]
+    if words[0] == "benchmarks":
+        return words
     return words[1:] if words[0] == "vigpipe" else None
 
 
@@ -126,19 +134,22 @@ COMMANDS = [
 
 def test_every_command_of_a_page_is_one_that_there_is():
     app, failures = cli.make_app([]), []
+    apps = {True: benchmarks.make_app([]), False: app}
     for command, page in {command: page for page, command in COMMANDS}.items():
         given = arguments(command)
         try:
             if given is not None:
-                app.parse_args(given, exit_on_error=False, print_error=False)
+                is_benchmark = given[0] == "benchmarks"
+                words = given[is_benchmark:]
+                apps[is_benchmark].parse_args(words, exit_on_error=False, print_error=False)
             elif not any(command.startswith(other) for other in OTHERS):
                 failures.append(f"{page}: who runs {command}?")
-        except cli.CycloptsError as error:
+        except CycloptsError as error:
             failures.append(f"{page}: {command}: {error}")
     assert not failures, "\n".join(failures)
     given = arguments("srun -n 4 python -m vigpipe.train --stages 2 --micro-batches 5")
     assert given == ["train", "--stages", "2", "--micro-batches", "5"]
-    with pytest.raises(cli.CycloptsError, match="--micro-batches"):
+    with pytest.raises(CycloptsError, match="--micro-batches"):
         app.parse_args(given, exit_on_error=False, print_error=False)
 
 

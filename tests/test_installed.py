@@ -28,7 +28,10 @@ def installed(tmp_path_factory) -> Path:
     return folder / "content"
 
 
-def test_a_wheel_has_every_plan_and_the_batch_files(installed):
+def test_a_wheel_has_the_package_and_every_plan_and_batch_file(installed):
+    assert {path.name for path in installed.iterdir() if "dist-info" not in path.name} == {
+        "vigpipe"
+    }
     for folder, pattern in (("stages", "*.toml"), ("slurm", "*.sbatch")):
         sources = {path.name: path.read_bytes() for path in (ROOT / folder).glob(pattern)}
         inside = (installed / "vigpipe" / "shipped" / folder).glob(pattern)

@@ -1,46 +1,16 @@
 """The command line: `vigpipe VERB`, or `python -m vigpipe VERB`."""
 
-import os
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, CycloptsError, Parameter
-from cyclopts.config import Dict
+from cyclopts import App, Parameter
 
 import vigpipe
-from vigpipe.bench.options import (
-    FILES,
-    CheckpointBench,
-    CutsBench,
-    EmulateBench,
-    FeedBench,
-    GnnBench,
-    HalosBench,
-    IntervalsBench,
-    LearningBench,
-    MicrobatchesBench,
-    OpsBench,
-    PipelineBench,
-    PlanGraphBench,
-    PredictBench,
-    SamplersBench,
-    SoakBench,
-    SplitBench,
-    StrategiesBench,
-    StudyBench,
-    SubnetworksBench,
-    SyncBench,
-    VigBench,
-    WidthsBench,
-)
-from vigpipe.commands.arguments import check_values, with_negative_values, wrong_use
-from vigpipe.commands.help import help_text, wants_help
+from vigpipe.commands.program import run_program
 from vigpipe.config.choices import Shell
-from vigpipe.config.files import read_config_file
 from vigpipe.config.options import TrainConfig, check_timed_steps
 from vigpipe.config.verbs import (
     GraphConfig,
@@ -50,43 +20,27 @@ from vigpipe.config.verbs import (
     SelftestConfig,
     TimeConfig,
 )
-from vigpipe.errors import DONE, INTERRUPTED, NOBODY_READS, WRONG_INPUT, InputError
-from vigpipe.launch.environment import threads_per_rank
-from vigpipe.launch.second_signal import SecondSignal
+from vigpipe.errors import WRONG_INPUT, InputError
 from vigpipe.messages import one_line, tell
 from vigpipe.run.folder import RUN_FILES
-from vigpipe.study.options import StudyConfig
 
 Options = Annotated[TrainConfig, Parameter(name="*")]
-PipelineOptions = Annotated[PipelineBench, Parameter(name="*")]
-EmulateOptions = Annotated[EmulateBench, Parameter(name="*")]
-MicrobatchesOptions = Annotated[MicrobatchesBench, Parameter(name="*")]
-PredictBenchOptions = Annotated[PredictBench, Parameter(name="*")]
-CheckpointOptions = Annotated[CheckpointBench, Parameter(name="*")]
-CutsOptions = Annotated[CutsBench, Parameter(name="*")]
-SyncOptions = Annotated[SyncBench, Parameter(name="*")]
-OpsOptions = Annotated[OpsBench, Parameter(name="*")]
-GnnOptions = Annotated[GnnBench, Parameter(name="*")]
-StudyBenchOptions = Annotated[StudyBench, Parameter(name="*")]
-LearningOptions = Annotated[LearningBench, Parameter(name="*")]
-SamplersOptions = Annotated[SamplersBench, Parameter(name="*")]
-IntervalsOptions = Annotated[IntervalsBench, Parameter(name="*")]
-SubnetworksOptions = Annotated[SubnetworksBench, Parameter(name="*")]
-HalosOptions = Annotated[HalosBench, Parameter(name="*")]
-PlanGraphOptions = Annotated[PlanGraphBench, Parameter(name="*")]
-SplitOptions = Annotated[SplitBench, Parameter(name="*")]
-WidthsOptions = Annotated[WidthsBench, Parameter(name="*")]
-StrategiesOptions = Annotated[StrategiesBench, Parameter(name="*")]
-SoakOptions = Annotated[SoakBench, Parameter(name="*")]
-FeedOptions = Annotated[FeedBench, Parameter(name="*")]
-VigOptions = Annotated[VigBench, Parameter(name="*")]
 GraphOptions = Annotated[GraphConfig, Parameter(name="*")]
 PlanOptions = Annotated[PlanConfig, Parameter(name="*")]
-StudyOptions = Annotated[StudyConfig, Parameter(name="*")]
 SelftestOptions = Annotated[SelftestConfig, Parameter(name="*")]
 TimeOptions = Annotated[TimeConfig, Parameter(name="*")]
 PredictOptions = Annotated[PredictConfig, Parameter(name="*")]
 PrepareOptions = Annotated[PrepareConfig, Parameter(name="*")]
+
+
+CONFIGURED = ("train", "check", "plan", "time")  # commands that take --config
+# Commands that there were once, and where they are now.
+MOVED = {
+    "bench": "the benchmarks are beside the package, in a checkout of the project: run python -m "
+    "benchmarks NAME there",
+    "study": "the study is one of the benchmarks, beside the package in a checkout of the project: "
+    "run python -m benchmarks study there",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -95,40 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the command line without the program; by default that of this process.
     """
-    try:
-        with SecondSignal([signal.SIGINT]):
-            code = _run(list(sys.argv[1:] if arguments is None else arguments))
-        sys.stdout.flush()  # here, not when Python ends, a reader that has gone is an exit code
-    except BrokenPipeError:  # `vigpipe report --help | head`: nobody reads on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes there
-        return NOBODY_READS
-    return code
-
-
-def _run(arguments: list[str]) -> int:
-    try:
-        options, path = read_config_file(arguments)
-        app = make_app(arguments)
-        if wants_help(app, arguments):
-            print(help_text(app, arguments))
-            return DONE
-        threads_per_rank(None, 1, os.environ)  # before torch, which OpenMP would end
-        verbs = {"train": options, "check": options, "plan": options, "time": options}
-        named = "pipeline", "sync", "microbatches", "predict", "cuts", "checkpoint"
-        trained = "learning", "samplers", "intervals", "subnetworks", "widths", "split", "halos"
-        benches = dict.fromkeys((*named, *trained, "plan-graph"), options)
-        app.config = (Dict({**verbs, "bench": benches}, source=path), check_values)
-        words = with_negative_values(arguments)
-        code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
-        return DONE if code is None else code
-    except CycloptsError as error:
-        tell(wrong_use(error))
+    words = sys.argv[1:] if arguments is None else arguments
+    if words and words[0] in MOVED:
+        tell(f"vigpipe {words[0]}: {MOVED[words[0]]}")
         return WRONG_INPUT
-    except InputError as error:
-        tell(str(error))
-        return WRONG_INPUT
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    return run_program(make_app, CONFIGURED, words)
 
 
 def make_app(arguments: list[str]) -> App:
@@ -189,13 +114,6 @@ def make_app(arguments: list[str]) -> App:
             config = replace(config, timing=False, trace=False)
         batches = {"num_test_batches": config.test_batches}
         return run_on_ranks(config, arguments, work, RUN_FILES, batches, any_strategy=True)
-
-    @app.command
-    def study(*, config: StudyOptions = StudyConfig()) -> int:  # noqa: B008
-        """Run the study's experiment again, beside its published figures and two baselines."""
-        from vigpipe.study.runs import run_study
-
-        return run_study(config, arguments)
 
     @app.command
     def plan(*, config: PlanOptions = PlanConfig()) -> int:  # noqa: B008
@@ -266,16 +184,15 @@ def make_app(arguments: list[str]) -> App:
 
     @slurm.command(name="write")
     def write_(folder: Path, /, *, overwrite: bool = False) -> None:
-        """Write the batch files train.sbatch and study.sbatch, to be changed and submitted.
+        """Write the batch file train.sbatch, to be changed and submitted.
 
         Args:
             folder: where to; it is made if there is none.
-            overwrite: replace files of these names.
+            overwrite: replace a file of this name.
         """
-        from vigpipe.commands.slurm import write_batch_files
+        from vigpipe.commands.slurm import write_batch_file
 
-        for path in write_batch_files(folder, overwrite=overwrite):
-            print(one_line(str(path)))
+        print(one_line(str(write_batch_file(folder, overwrite=overwrite))))
 
     dataset = App(name="dataset", help="Make graphs to train on.")
     app.command(dataset)
@@ -389,179 +306,5 @@ def make_app(arguments: list[str]) -> App:
         from vigpipe.commands.checkpoint import export as write
 
         print(one_line(write(place, target, ema=ema, best=best, overwrite=overwrite)))
-
-    bench = App(name="bench", help="Measure ratios side by side in one run.")
-    app.command(bench)
-
-    def run_bench(config: PipelineBench, work: str, **more: object) -> int:
-        from vigpipe.start import run_on_ranks
-
-        if config.repeats < 1:
-            raise InputError(f"--repeats {config.repeats}: must be at least 1")
-        options = {"num_repeats": config.repeats, **more}
-        return run_on_ranks(config, arguments, work, FILES, options)
-
-    @bench.command
-    def pipeline(*, config: PipelineOptions = PipelineBench()) -> int:  # noqa: B008
-        """Time the stages of a pipeline against the same micro-batches on one stage."""
-        return run_bench(config, "vigpipe.bench.pipeline:bench_pipeline")
-
-    @bench.command
-    def sync(*, config: SyncOptions = SyncBench()) -> int:  # noqa: B008
-        """Time the ways to add gradients up over replicas: --sync ddp, drain and double."""
-        return run_bench(config, "vigpipe.bench.sync:bench_sync")
-
-    @bench.command
-    def emulate(*, config: EmulateOptions) -> int:
-        """Run many layouts on few cores: ranks sleep for profiled times, the rest is real."""
-        from vigpipe.bench.emulate import run_emulation
-
-        return run_emulation(config, arguments)
-
-    @bench.command
-    def strategies(*, config: StrategiesOptions = StrategiesBench()) -> int:  # noqa: B008
-        """Compare ways in which replicas agree: replicas sleep, averages are real."""
-        from vigpipe.bench.strategies import run_strategies
-
-        return run_strategies(config, arguments)
-
-    @bench.command
-    def learning(*, config: LearningOptions = LearningBench()) -> None:  # noqa: B008
-        """Compare what the ways in which replicas agree learn, over several seeds."""
-        from vigpipe.bench.learning import bench_learning
-
-        bench_learning(config)
-
-    @bench.command
-    def samplers(*, config: SamplersOptions = SamplersBench()) -> None:  # noqa: B008
-        """Compare what the ways to sample a graph keep, learn and cost, over several seeds."""
-        from vigpipe.bench.samplers import bench_samplers
-
-        bench_samplers(config)
-
-    @bench.command
-    def intervals(*, config: IntervalsOptions = IntervalsBench()) -> None:  # noqa: B008
-        """Compare all-reduce and gossip on the parts of a graph, with averages now and then."""
-        from vigpipe.bench.intervals import bench_intervals
-
-        bench_intervals(config)
-
-    @bench.command
-    def subnetworks(*, config: SubnetworksOptions = SubnetworksBench()) -> None:  # noqa: B008
-        """Compare independent sub-networks with a model that is trained as a whole."""
-        from vigpipe.bench.subnetworks import bench_subnetworks
-
-        bench_subnetworks(config)
-
-    @bench.command
-    def widths(*, config: WidthsOptions = WidthsBench()) -> None:  # noqa: B008
-        """Measure memory and steps of sub-networks by the width of the model they make up."""
-        from vigpipe.bench.widths import bench_widths
-
-        bench_widths(config)
-
-    @bench.command
-    def halos(*, config: HalosOptions = HalosBench()) -> None:  # noqa: B008
-        """Compare what ranks learn whose halos are exact, late, or sampled."""
-        from vigpipe.bench.halos import bench_halos
-
-        bench_halos(config)
-
-    @bench.command
-    def split(*, config: SplitOptions = SplitBench()) -> None:  # noqa: B008
-        """Count what ranks that share a graph send and hold, by their number."""
-        from vigpipe.bench.split import bench_split
-
-        bench_split(config)
-
-    @bench.command(name="plan-graph")
-    def plan_graph(*, config: PlanGraphOptions = PlanGraphBench()) -> int:  # noqa: B008
-        """Predict and measure all ways to use ranks on one graph, and judge the choice."""
-        from vigpipe.bench.plan_graph import NAMES, check
-        from vigpipe.start import run_on_ranks
-
-        check(config)
-        if config.repeats < 1:
-            raise InputError(f"--repeats {config.repeats}: must be at least 1")
-        meeting = replace(config, shards=config.ranks)
-        options = {"num_repeats": config.repeats, "options": config}
-        work = "vigpipe.bench.plan_graph:bench_plan_graph"
-        return run_on_ranks(meeting, arguments, work, NAMES, options)
-
-    @bench.command
-    def microbatches(*, config: MicrobatchesOptions = MicrobatchesBench()) -> int:  # noqa: B008
-        """Cut a batch into more and more micro-batches, and account for what each costs."""
-        return run_bench(
-            config, "vigpipe.bench.microbatches:bench_microbatches", numbers=config.numbers
-        )
-
-    @bench.command(name="predict")
-    def predict_(*, config: PredictBenchOptions = PredictBench()) -> int:  # noqa: B008
-        """Compare predicted steps with measured ones, over layouts of one and two ranks."""
-        return run_bench(config, "vigpipe.bench.predict:bench_predict")
-
-    @bench.command
-    def cuts(*, config: CutsOptions = CutsBench()) -> int:  # noqa: B008
-        """Try every cut in two stages, and see how good the planner's is."""
-        return run_bench(config, "vigpipe.bench.cuts:bench_cuts")
-
-    @bench.command
-    def ops(*, config: OpsOptions = OpsBench()) -> None:  # noqa: B008
-        """Time kNN and max-relative aggregation against the formulation everyone uses."""
-        from vigpipe.bench.operators import bench_ops
-
-        bench_ops(config)
-
-    @bench.command
-    def gnn(*, config: GnnOptions = GnnBench()) -> None:  # noqa: B008
-        """Time epochs on a whole graph against torch-geometric and torch.sparse."""
-        from vigpipe.bench.gnn import bench_gnn
-
-        bench_gnn(config)
-
-    @bench.command(name="study")
-    def study_(*, config: StudyBenchOptions = StudyBench()) -> None:  # noqa: B008
-        """Time training steps of vig_study against torch-geometric's formulation."""
-        from vigpipe.bench.study import bench_study
-
-        bench_study(config)
-
-    @bench.command
-    def vig(*, config: VigOptions = VigBench()) -> None:  # noqa: B008
-        """Time training and inference of ViGs against the formulation everyone uses."""
-        from vigpipe.bench.throughput import bench_vig
-
-        bench_vig(config)
-
-    @bench.command
-    def feed(*, config: FeedOptions = FeedBench()) -> None:  # noqa: B008
-        """Time the way from JPEG files to batches on the device against timm's loader."""
-        from vigpipe.bench.feed import bench_feed
-
-        bench_feed(config)
-
-    @bench.command(name="checkpoint")
-    def checkpoint_(*, config: CheckpointOptions = CheckpointBench()) -> int:  # noqa: B008
-        """Time steps with and without a checkpoint that is written beside them."""
-        return run_bench(config, "vigpipe.bench.saving:bench_checkpoint")
-
-    @bench.command
-    def soak(*, config: SoakOptions = SoakBench()) -> None:  # noqa: B008
-        """Kill, freeze and stop the ranks of a long run, and compare it with one left alone."""
-        from vigpipe.bench.soak import bench_soak
-
-        bench_soak(config)
-
-    @bench.command
-    def accuracy(*, run: Path, out: Path | None = None) -> None:
-        """Show how well a run's model does, beside classifiers on raw pixels.
-
-        Args:
-            run: folder of a finished run of train.
-            out: folder to write README.md, curve.png and rows.csv to; by default runs/<time>.
-        """
-        from vigpipe.bench.accuracy import bench_accuracy
-
-        bench_accuracy(run, out)
 
     return app

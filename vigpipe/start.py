@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vigpipe.parallel.layout import Layout
     from vigpipe.run.facts import Run
 
+COMMAND_LINE = "vigpipe.cli:main"  # what the ranks of a command run
 # Exit codes after which a restart is useless: ranks would fail again, or were asked to end
 # (129 and 143 are 128 + SIGHUP and SIGTERM).
 FINAL = (DONE, WRONG_INPUT, SAVED, NOT_FINITE, 129, INTERRUPTED, 143)
@@ -41,6 +42,7 @@ def run_on_ranks(
     *,
     trains: bool = False,
     any_strategy: bool = False,
+    main: str = COMMAND_LINE,
 ) -> int:
     """Run `work(run, rank, device, folder, **options)` on every rank of the layout.
 
@@ -58,6 +60,8 @@ def run_on_ranks(
             waits long for another.
         any_strategy: whether the work knows replicas that take steps of their own, as a training
             run does.
+        main: the function that ranks which are started here give the command line to, as
+            "module:function".
 
     Returns:
         The exit code. Errors in options and data are reported before any process group exists.
@@ -72,7 +76,7 @@ def run_on_ranks(
     starts_ranks = config.stages != 1 or config.dp + has_server > 1 or config.max_restarts > 0
     if launch.launcher == "alone" and starts_ranks:
         of_job = MODULES[MODEL_DEFAULTS[config.model].job]
-        preload("vigpipe.training", of_job, "vigpipe.ops.registered", "rich.progress")
+        preload(main, "vigpipe.training", of_job, "vigpipe.ops.registered", "rich.progress")
 
     def work_as_rank(*rank_arguments: Any) -> int | None:  # noqa: ANN401
         return resolve_name(work)(*rank_arguments, **options or {})
@@ -89,6 +93,7 @@ def run_on_ranks(
             failures,
             trains=trains,
             any_strategy=trains or any_strategy,
+            main=main,
         ),
         launch,
         failures,
@@ -105,6 +110,7 @@ def _run(
     *,
     trains: bool,
     any_strategy: bool,
+    main: str,
 ) -> int:
     from vigpipe.checkpoint.before import check_training
     from vigpipe.launch.device import count_gpus, weight_dtype
@@ -182,7 +188,7 @@ def _run(
             config = replace(config, out=folder)
         num_dispensable = run.layout.num_teams if trains and config.strategy in OUTLIVING else 0
         dispensable = [run.layout.ranks_of_team(team) for team in range(num_dispensable)]
-        return _start_ranks(world_size, config, arguments, threads, dispensable)
+        return _start_ranks(world_size, main, config, arguments, threads, dispensable)
 
     gpu = set_up_rank(config, run.layout, launch)
     check_device(run, gpu)
@@ -221,6 +227,7 @@ def _run(
 
 def _start_ranks(
     world_size: int,
+    main: str,
     config: TrainConfig,
     arguments: Sequence[str],
     threads: int,
@@ -229,10 +236,10 @@ def _start_ranks(
     """Start all ranks on this host, and again if a rank dies, as often as --max-restarts allows."""
     from vigpipe.checkpoint.manifest import list_checkpoints
     from vigpipe.checkpoint.rescue import salvage
-    from vigpipe.launch.local import COMMAND_LINE, start_local
+    from vigpipe.launch.local import start_local
 
     for restart in range(config.max_restarts + 1):
-        code = start_local(world_size, COMMAND_LINE, arguments, threads, dispensable)
+        code = start_local(world_size, main, arguments, threads, dispensable)
         if code in FINAL or restart == config.max_restarts:
             return code
         salvage(config.out or Path())

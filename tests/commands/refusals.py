@@ -1,7 +1,7 @@
 """Tables of wrong commands; a row is what is wrong, and words of the one sentence about it."""
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from vigpipe.cli import main
 Row = tuple[Any, ...]
 
 
-def refused(capsys, *arguments: str) -> str:
+def refused(capsys, *arguments: str, main: Callable[[Sequence[str]], int] = main) -> str:
     """The one sentence that a command is refused with."""
     code = main(arguments)
     stdout, stderr = capsys.readouterr()
@@ -26,20 +26,23 @@ def _contents() -> list[Path]:
     return sorted(path for path in Path().iterdir() if not path.is_dir() or any(path.iterdir()))
 
 
-def check_commands(capsys, verb: str, rows: Iterable[Row]) -> None:
+def check_commands(
+    capsys, verb: str, rows: Iterable[Row], *, main: Callable[[Sequence[str]], int] = main
+) -> None:
     """Check that every command is refused in one sentence, and adds no file to this folder.
 
     Args:
         capsys: pytest's.
         verb: what all command lines begin with.
         rows: the rest of each, as one text or as words, and what its sentence has.
+        main: the command line; by default that of vigpipe.
     """
     failures = []
     for rest, *words in rows:
         given = [*shlex.split(verb), *(shlex.split(rest) if isinstance(rest, str) else rest)]
         before = _contents()
         try:
-            told = refused(capsys, *given)
+            told = refused(capsys, *given, main=main)
         except Exception as error:
             failures.append(f"{given}: {error!r}")
             continue

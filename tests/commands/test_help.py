@@ -26,7 +26,7 @@ def help_of(words: str, width: int = 80) -> str:
 
 
 @pytest.mark.parametrize(
-    ("words", "width"), [("", 80), ("train --help-all", 110), ("bench soak -h", 60)]
+    ("words", "width"), [("", 80), ("train --help-all", 110), ("predict -h", 60)]
 )
 def test_no_line_is_wider_than_the_terminal(words, width):
     lines = help_of(words, width).splitlines()

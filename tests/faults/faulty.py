@@ -18,6 +18,7 @@ from vigpipe.files.atomic import write_atomically
 from vigpipe.launch import local
 from vigpipe.launch.environment import FOLDER_VARIABLE, from_environment
 from vigpipe.launch.failures import pid_file
+from vigpipe.start import COMMAND_LINE
 
 
 def happen(what: str) -> None:
@@ -181,7 +182,7 @@ if __name__ == "__main__":
     num_replicas, _, size = kept.partition("x")
     per_replica = int(size or 1)
     os.environ["FAULT_SIZE"] = str(per_replica)
-    local.preload("vigpipe.run.evaluation", "rich.progress")
+    local.preload(COMMAND_LINE, "vigpipe.run.evaluation", "rich.progress")
     num_kept = int(num_replicas) * per_replica
     replicas = [range(r, r + per_replica) for r in range(0, num_kept if size else 0, per_replica)]
     num_ranks = num_kept + int(server or 0)

@@ -220,7 +220,7 @@ def test_a_server_that_is_killed_amid_its_imports_ends_the_run_with_the_same_sen
     start = """
 from vigpipe.launch.local import preload, start_local
 if __name__ == "__main__":
-    preload("slow")
+    preload("slow:main")
     raise SystemExit(start_local(2, "builtins:print", [], 1))
 """
     pid = tmp_path / "pid"
@@ -240,7 +240,7 @@ def test_a_long_temporary_folder_is_no_obstacle(tmp_path):
 
 def test_the_process_that_ranks_are_forked_from_ends_amid_its_imports(tmp_path):
     (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
-    start = "from vigpipe.launch.local import preload; preload('slow')"
+    start = "from vigpipe.launch.local import preload; preload('slow:main')"
     environment = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
     assert run_command([sys.executable, "-c", start], environment, fresh=True).returncode == 0
 

@@ -1,10 +1,10 @@
 """A self-test of eight GPUs, as nobody has run it, from made-up measurements."""
 
-from vigpipe.bench.way import Prepared
 from vigpipe.selftest import checks, faults, links, operators, run, speed
 from vigpipe.selftest.machine import Gpu, Machine
 from vigpipe.selftest.page import PartResult, Result
 from vigpipe.selftest.rows import Row
+from vigpipe.selftest.way import Prepared
 
 CPU = Machine("cpu", "Some processor, 2 cores", 2, (), {})
 H200 = Gpu("NVIDIA H200", 150_110_011_392, "9.0", 132)

@@ -5,9 +5,9 @@ import torch
 
 from tests.selftest.made_up import link_rows, machine
 from tests.world import run_ranks
-from vigpipe.bench.worker import WorkerError
 from vigpipe.selftest import links
 from vigpipe.selftest.rows import Budget
+from vigpipe.selftest.worker import WorkerError
 
 
 def figures(rank, world_size):

@@ -4,9 +4,9 @@ import pytest
 
 from tests.selftest.made_up import CPU, operator_rows
 from vigpipe import ops
-from vigpipe.bench.worker import WorkerError
 from vigpipe.selftest import operators
 from vigpipe.selftest.rows import Budget
+from vigpipe.selftest.worker import WorkerError
 
 
 def outcomes(name):

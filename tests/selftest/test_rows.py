@@ -1,7 +1,7 @@
 """The guard around one row, and the budget."""
 
-from vigpipe.bench.worker import OutOfTime
 from vigpipe.selftest.rows import Budget, Row, attempt
+from vigpipe.selftest.worker import OutOfTime
 
 
 class Clock:

@@ -8,10 +8,10 @@ import pytest
 from tests.commands.refusals import check_commands
 from tests.selftest.made_up import CPU
 from tests.world import run_command
-from vigpipe.bench.worker import WorkerError
 from vigpipe.cli import main
 from vigpipe.selftest import run
 from vigpipe.selftest.rows import Part, Row
+from vigpipe.selftest.worker import WorkerError
 
 
 def test_wrong_use_is_one_sentence(tmp_path, monkeypatch, capsys):

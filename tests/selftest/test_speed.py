@@ -7,13 +7,12 @@ import torch
 
 from tests.selftest.made_up import CPU, H200, machine, speed_rows
 from tests.selftest.test_rows import Clock
-from vigpipe.bench import way
-from vigpipe.bench.way import Contender, Prepared, Way
-from vigpipe.bench.worker import OutOfTime, WorkerError
-from vigpipe.selftest import speed
+from vigpipe.selftest import speed, way
 from vigpipe.selftest.machine import Gpu, Machine
 from vigpipe.selftest.rows import Budget
 from vigpipe.selftest.speed import EAGER_AMP, Entry
+from vigpipe.selftest.way import Contender, Prepared, Way
+from vigpipe.selftest.worker import OutOfTime, WorkerError
 
 OURS = Way("ours", False, "bfloat16")
 EXACT = Way("reference", False, "float32")

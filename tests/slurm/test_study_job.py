@@ -1,4 +1,4 @@
-"""slurm/study.sbatch, small, on the pretend nodes of slurm/local.sh."""
+"""benchmarks/study.sbatch, small, on the pretend nodes of slurm/local.sh."""
 
 import os
 import shutil
@@ -35,7 +35,7 @@ def test_every_run_is_a_step_of_the_job(slurm, tmp_path):
     options = ["--images", "8", "--batch", "2", "--configs", "2x2", "--warmup", "1"]
     options += ["--test-batches", "3", "--data", data, "--profile", str(tmp_path / "profile.json")]
     options += ["--out", str(out), "--keep-runs", str(tmp_path / "runs")]
-    batch = ["sbatch", f"--output={log}", str(ROOT / "slurm" / "study.sbatch")]
+    batch = ["sbatch", f"--output={log}", str(ROOT / "benchmarks" / "study.sbatch")]
     env = {**slurm, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     assert run_command([*batch, *options], env).returncode == 0
     # sbatch --wait looks at long intervals; the folder is the last that the command prints.

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from cyclopts import App
+from cyclopts import App, Parameter
 
 from vigpipe.config.groups import GROUPS, SHORT
+from vigpipe.config.options import TrainConfig
 
 FLAGS = ("--help", "-h", "--help-all")
 _INDENT = 28  # columns before the meaning of an option
@@ -66,6 +67,15 @@ def options_of(command: App) -> list[Option]:
     ]
 
 
+def options_of_train() -> list[Option]:
+    """Return the options of `vigpipe train`."""
+
+    def train(*, config: Annotated[TrainConfig, Parameter(name="*")] = TrainConfig()) -> None:  # noqa: B008
+        pass
+
+    return options_of(App(default_command=train))
+
+
 def subcommands(command: App) -> list[str]:
     """Return the names of the commands below a command, in their order; none if it is a verb."""
     return [name for name in command if not name.startswith("-")]
@@ -104,11 +114,11 @@ def help_text(app: App, arguments: Sequence[str], width: int | None = None) -> s
     """
     width = width or min(shutil.get_terminal_size().columns, _WIDEST)
     names, apps, _ = app.parse_commands([word for word in arguments if word not in FLAGS])
-    name, command = " ".join(("vigpipe", *names)), apps[-1]
+    name, command = " ".join((app.name[0], *names)), apps[-1]
     if subcommands(command):
         parts = _list_commands(name, command, width)
     else:
-        parts = _list_options(name, app, command, "--help-all" in arguments, width)
+        parts = _list_options(name, command, "--help-all" in arguments, width)
     return "\n".join(parts)
 
 
@@ -124,13 +134,13 @@ def _list_commands(name: str, command: App, width: int) -> list[str]:
     return [*parts, "", f"{name} COMMAND --help tells the options of a command."]
 
 
-def _list_options(name: str, app: App, command: App, is_full: bool, width: int) -> list[str]:
+def _list_options(name: str, command: App, is_full: bool, width: int) -> list[str]:
     options = options_of(command)
     arguments = [option for option in options if option.is_positional]
     words = [option.names[0] for option in arguments]
     parts = [" ".join(("Usage:", name, *words, "[OPTIONS]")), ""]
     parts += [*textwrap.wrap(summary(command), width), ""]
-    trains = options_of(app["train"])
+    trains = options_of_train()
     own = beside_train(options, trains)
     more = ""  # where the options are that are left out
     if name == "vigpipe train":

@@ -14,11 +14,11 @@ from vigpipe.inference.predict_nodes import check_use, predict_nodes, prepare_no
 from vigpipe.launch.environment import Launch, from_environment, threads_per_rank
 from vigpipe.launch.failures import run_rank
 from vigpipe.launch.join import join
-from vigpipe.launch.local import COMMAND_LINE, preload, start_local
+from vigpipe.launch.local import preload, start_local
 from vigpipe.messages import tell
 from vigpipe.run.bad_images import find_bad_images_together
 from vigpipe.run.rank import make_rank_state
-from vigpipe.start import check_gpus, on_one_gpu, set_up_rank
+from vigpipe.start import COMMAND_LINE, check_gpus, on_one_gpu, set_up_rank
 
 
 def run_predict(config: PredictConfig, given: Sequence[Path], arguments: Sequence[str]) -> int:
@@ -34,7 +34,7 @@ def run_predict(config: PredictConfig, given: Sequence[Path], arguments: Sequenc
     """
     launch = from_environment(os.environ)
     if launch.launcher == "alone" and (config.stages != 1 or config.dp > 1):
-        preload("vigpipe.commands.predict")
+        preload(COMMAND_LINE, "vigpipe.commands.predict")
     return run_rank(lambda: _predict(config, given, arguments, launch), launch)
 
 

@@ -26,15 +26,15 @@ from vigpipe.launch.second_signal import SAME_SECONDS, left_to_handlers
 from vigpipe.launch.signals import STOPPING, Stopped, deferred_signals, handled_signals
 from vigpipe.launch.supervisor import Supervisor
 
-COMMAND_LINE = "vigpipe.cli:main"  # the function that the ranks of a command run
 
-
-def preload(*modules: str) -> None:
+def preload(main: str, *modules: str) -> None:
     """Let the server that ranks are forked from import modules; return at once.
 
-    The command line is always among them, because all ranks run it.
+    Args:
+        main: the function that the ranks run, as "module:function".
+        modules: names of others.
     """
-    fork_server.start_fork_server((*modules, COMMAND_LINE.partition(":")[0]))
+    fork_server.start_fork_server((main.partition(":")[0], *modules))
 
 
 def start_local(

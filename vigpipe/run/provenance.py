@@ -36,7 +36,10 @@ def origin(device: torch.device, ranks: str | None = None) -> str:
 
 def this_command() -> str:
     """Return the command line of this process, quoted for a shell."""
-    return shlex.join(["vigpipe", *sys.argv[1:]])
+    program, module = ["vigpipe"], Path(sys.argv[0])
+    if module.name == "__main__.py" and module.parent.name != "vigpipe":
+        program = ["python", "-m", module.parent.name]  # of a package beside this one
+    return shlex.join([*program, *sys.argv[1:]])
 
 
 def format_versions(versions: Mapping[str, str]) -> str:

@@ -4,13 +4,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from vigpipe.bench.worker import last_line
 from vigpipe.errors import DIFFERS, DONE
 from vigpipe.report.markup import paragraph
 from vigpipe.selftest.command import run_command
 from vigpipe.selftest.machine import Machine
 from vigpipe.selftest.rows import Budget, Row, attempt
 from vigpipe.selftest.tables import Column, rows_table
+from vigpipe.selftest.worker import last_line
 
 MOST_SECONDS = 150.0
 _LINE = re.compile(

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vigpipe.bench.worker import OutOfTime
 from vigpipe.launch.child import child_process, shell_code
+from vigpipe.selftest.worker import OutOfTime
 
 
 @dataclass(frozen=True)

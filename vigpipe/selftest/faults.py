@@ -11,17 +11,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from vigpipe.bench.soak import last_step
-from vigpipe.bench.worker import OutOfTime, last_line
 from vigpipe.checkpoint.manifest import list_checkpoints
 from vigpipe.config.choices import Device
 from vigpipe.errors import DONE, PEER_LOST
 from vigpipe.launch.child import child_process, shell_code
 from vigpipe.report.markup import paragraph
+from vigpipe.run.follow import last_step
 from vigpipe.selftest.command import run_command
 from vigpipe.selftest.machine import Machine
 from vigpipe.selftest.rows import Budget, Row, attempt
 from vigpipe.selftest.tables import Column, rows_table
+from vigpipe.selftest.worker import OutOfTime, last_line
 
 MOST_SECONDS = 180.0
 POLL_SECONDS = 0.02

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from vigpipe.bench.worker import call
 from vigpipe.config.choices import Device
 from vigpipe.errors import DONE
 from vigpipe.launch.device import count_gpus, synchronize
@@ -31,6 +30,7 @@ from vigpipe.report.markup import paragraph
 from vigpipe.selftest.machine import Machine
 from vigpipe.selftest.rows import Budget, Row, attempt
 from vigpipe.selftest.tables import Column, rows_table
+from vigpipe.selftest.worker import call
 
 ABOUT_SECONDS, MOST_SECONDS = 20.0, 90.0
 TIMEOUT_SECONDS = 60.0

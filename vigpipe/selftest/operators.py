@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from vigpipe import ops
-from vigpipe.bench.alone import relative_difference
-from vigpipe.bench.worker import call
 from vigpipe.config.choices import Device
 from vigpipe.launch.join import device_alone
 from vigpipe.report.markup import paragraph
+from vigpipe.selftest.compared import relative_difference
 from vigpipe.selftest.machine import Machine
 from vigpipe.selftest.rows import Budget, Row, attempt
 from vigpipe.selftest.tables import Column, rows_table
+from vigpipe.selftest.worker import call
 
 OPERATORS = ("knn", "aggregate", "norm", "hidden")
 ABOUT_SECONDS, MOST_SECONDS = 8.0, 120.0

@@ -10,17 +10,17 @@ from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsag
 from torch.autograd.profiler_util import EventList
 from torch.profiler import ProfilerActivity, profile
 
-from vigpipe.bench.alone import begin_peak, end_peak
-from vigpipe.bench.way import training_step
-from vigpipe.bench.worker import call
 from vigpipe.config.choices import Device, Dtype, VigModel
 from vigpipe.launch.device import allow_tf32, keep_freed_memory, synchronize
 from vigpipe.launch.join import device_alone
 from vigpipe.report.markup import Shortened, folded, paragraph, share, size, table
+from vigpipe.selftest.compared import begin_peak, end_peak
 from vigpipe.selftest.machine import Machine
 from vigpipe.selftest.rows import Budget, Row, attempt
 from vigpipe.selftest.speed import batch_size_of
 from vigpipe.selftest.tables import rows_table
+from vigpipe.selftest.way import training_step
+from vigpipe.selftest.worker import call
 
 ABOUT_SECONDS, MOST_SECONDS = 15.0, 90.0
 NUM_WARMUP, NUM_TIMED, NUM_PROFILED = 3, 5, 3  # steps

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from vigpipe.bench.worker import OutOfTime
 from vigpipe.messages import one_line
+from vigpipe.selftest.worker import OutOfTime
 
 if TYPE_CHECKING:
     from vigpipe.selftest.machine import Machine

@@ -9,8 +9,6 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from vigpipe.bench.way import NUM_WARMUP
-from vigpipe.bench.worker import OutOfTime, WorkerError, call
 from vigpipe.config.interval import parse_duration
 from vigpipe.config.verbs import SelftestConfig
 from vigpipe.errors import DIFFERS, DONE, INTERRUPTED, InputError
@@ -25,6 +23,8 @@ from vigpipe.selftest import checks, faults, links, operators, profile, speed
 from vigpipe.selftest.machine import look_at_machine
 from vigpipe.selftest.page import PartResult, Result, as_json, counts, page, summary, today
 from vigpipe.selftest.rows import Budget, Part, Row
+from vigpipe.selftest.way import NUM_WARMUP
+from vigpipe.selftest.worker import OutOfTime, WorkerError, call
 
 PAGE, JSON = "page.html", "result.json"
 LOOK_SECONDS = 120.0

@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from vigpipe.bench.alone import relative_difference
-from vigpipe.bench.turns import Entry, GivenUp, best_reference, ratio, take_turns
-from vigpipe.bench.way import Contender, Formulation, Mode, Precision, Way
-from vigpipe.bench.worker import OutOfTime, Worker, WorkerError
 from vigpipe.config.choices import Model
 from vigpipe.report.charts import as_html, styled
 from vigpipe.report.markup import paragraph, size
+from vigpipe.selftest.compared import relative_difference
 from vigpipe.selftest.machine import Machine
 from vigpipe.selftest.rows import Budget, Row
 from vigpipe.selftest.tables import Column, rows_table
+from vigpipe.selftest.turns import Entry, GivenUp, best_reference, ratio, take_turns
+from vigpipe.selftest.way import Contender, Formulation, Mode, Precision, Way
+from vigpipe.selftest.worker import OutOfTime, Worker, WorkerError
 
 MODES: tuple[Mode, ...] = ("training", "inference")
 EAGER_AMP = Way("reference", False, "bfloat16")  # what the ratios are to
@@ -209,7 +209,7 @@ def _ratio(
 def section(rows: Sequence[Row]) -> Iterator[str]:
     """Draw and show the images a second of every model."""
     yield paragraph(
-        "The reference is the formulation that everyone uses (vigpipe/bench/reference.py); eager "
+        "The reference is the formulation that everyone uses (selftest/reference.py); eager "
         "AMP is how it is usually trained. Training: a step of vigpipe train, or forward, backward "
         "and AdamW of the reference, on one batch that stays in memory. Inference: evaluation "
         "mode, norms folded into the weights where they are ours. Ratios are taken turn by turn. "

@@ -10,10 +10,10 @@ import pytest
 import torch
 from scipy.sparse import csr_array
 
+from benchmarks.pipeline import bench_pipeline
 from tests.graphs.split.test_halo import random_graph
 from tests.graphs.split.test_runs import BASE as SHARED
 from tests.refusals import check_refusals
-from vigpipe.bench.pipeline import bench_pipeline
 from vigpipe.commands.check import compare_steps, trace
 from vigpipe.commands.plan import run_plan
 from vigpipe.config.check_job import check_job

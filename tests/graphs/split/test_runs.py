@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.split import CountedShards
 from tests.faults.test_faults import ENV, FAULTY, line
 from tests.refusals import check_refusals
 from tests.world import run_command, run_ranks
-from vigpipe.bench.split import CountedShards
 from vigpipe.checkpoint.manifest import list_checkpoints
 from vigpipe.commands.comparable import check_comparable
 from vigpipe.config.options import TrainConfig

@@ -1,1 +1,0 @@
-"""The commands `vigpipe bench NAME`: ratios that are measured side by side in one run."""

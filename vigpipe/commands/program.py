@@ -1,0 +1,61 @@
+"""Run a command line: read --config, print help or parse, and turn errors into exit codes."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Collection, Sequence
+
+from cyclopts import App, CycloptsError
+from cyclopts.config import Dict
+
+from vigpipe.commands.arguments import check_values, with_negative_values, wrong_use
+from vigpipe.commands.help import help_text, wants_help
+from vigpipe.config.files import read_config_file
+from vigpipe.errors import DONE, INTERRUPTED, NOBODY_READS, WRONG_INPUT, InputError
+from vigpipe.launch.environment import threads_per_rank
+from vigpipe.launch.second_signal import SecondSignal
+from vigpipe.messages import tell
+
+
+def run_program(
+    make_app: Callable[[list[str]], App], configured: Collection[str], arguments: Sequence[str]
+) -> int:
+    """Run one command and return its exit code; wrong use is one sentence and code 2.
+
+    Args:
+        make_app: makes the parser of these arguments.
+        configured: the commands that take the options of `vigpipe train`, and so --config.
+        arguments: the command line without the program.
+    """
+    try:
+        with SecondSignal([signal.SIGINT]):
+            code = _run(make_app, configured, list(arguments))
+        sys.stdout.flush()  # here, not when Python ends, a reader that has gone is an exit code
+    except BrokenPipeError:  # `vigpipe report --help | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes there
+        return NOBODY_READS
+    return code
+
+
+def _run(
+    make_app: Callable[[list[str]], App], configured: Collection[str], arguments: list[str]
+) -> int:
+    try:
+        options, path = read_config_file(arguments)
+        app = make_app(arguments)
+        if wants_help(app, arguments):
+            print(help_text(app, arguments))
+            return DONE
+        threads_per_rank(None, 1, os.environ)  # before torch, which OpenMP would end
+        app.config = (Dict(dict.fromkeys(configured, options), source=path), check_values)
+        words = with_negative_values(arguments)
+        code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
+        return DONE if code is None else code
+    except CycloptsError as error:
+        tell(wrong_use(error))
+        return WRONG_INPUT
+    except InputError as error:
+        tell(str(error))
+        return WRONG_INPUT
+    except KeyboardInterrupt:
+        return INTERRUPTED

@@ -1,0 +1,312 @@
+"""One way to run a model, in a process of its own: steps of training and of inference."""
+
+import gc
+import os
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from timm.utils.model import reparameterize_model
+from torch import Tensor, nn
+
+from vigpipe.config.choices import Device, Dtype, Model
+from vigpipe.config.options import TrainConfig
+from vigpipe.inference.prepack import can_prepack, prepack
+from vigpipe.launch.device import (
+    allow_tf32,
+    keep_freed_memory,
+    repeat_convolutions,
+    synchronize,
+    weight_dtype,
+)
+from vigpipe.launch.join import device_alone
+from vigpipe.model.variants import VIG_SHAPES, create_model
+from vigpipe.model.vig import VisionGnn
+from vigpipe.run.batches import batches
+from vigpipe.run.facts import prepare
+from vigpipe.run.rank import RankState, make_rank_state
+from vigpipe.run.step import train_step
+from vigpipe.selftest.compared import begin_peak, end_peak
+from vigpipe.selftest.products import products_of
+from vigpipe.selftest.reference import ReferenceVig
+
+NUM_CLASSES = 1000
+Formulation = Literal["reference", "ours", "products"]
+Precision = Literal["float32", "tf32", "bfloat16"]
+Mode = Literal["training", "inference"]
+NUM_WARMUP = 3  # steps, in which kernels are compiled and the allocator grows
+TURN_SECONDS, MOST_STEPS = 0.3, 20  # a turn takes about so long, but not more steps
+LEAST_STEPS = 3  # on a CPU, which others may interrupt
+NUM_COMPARED = 2  # images whose logits are compared
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to run a model.
+
+    Attributes:
+        formulation: reference is the formulation that everyone uses; ours trains with the steps of
+            `vigpipe train`, and infers as `vigpipe predict` does, with the weights prepacked on a
+            CPU, or compiled, with the norms folded into them; products are the matrix products and
+            convolutions of ours, and nothing else.
+        compiled: run the model through torch.compile.
+        precision: float32 without any rounding, tf32 (matrix products on tensor cores), or bfloat16
+            (autocast: AMP).
+        graph: replay CUDA graphs: those of torch.compile (mode reduce-overhead), or, of training
+            that is ours, that of --cuda-graph.
+        channels_last: keep the reference's features channels last; on GPUs they always are.
+        frozen: compile for constant weights (torch._inductor.config.freezing), for inference.
+        autotuned: let the compiler measure its kernels (mode max-autotune-no-cudagraphs).
+    """
+
+    formulation: Formulation
+    compiled: bool
+    precision: Precision
+    graph: bool = False
+    channels_last: bool = False
+    frozen: bool = False
+    autotuned: bool = False
+
+    def __str__(self) -> str:
+        options = {
+            "compiled": self.compiled,
+            "max-autotune": self.autotuned,
+            "frozen": self.frozen,
+            "channels last": self.channels_last,
+            "CUDA graph": self.graph,
+        }
+        precision = "TF32" if self.precision == "tf32" else self.precision
+        chosen = [name for name, is_on in options.items() if is_on]
+        return ", ".join([self.formulation, *chosen, precision])
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is known of a way before it is timed.
+
+    Attributes:
+        first_seconds: of the first step, with compiling.
+        step_seconds: of a later step.
+        peak_bytes: what weights, optimizer and the work itself take at most.
+        logits: of the first images; none in training.
+    """
+
+    first_seconds: float
+    step_seconds: float
+    peak_bytes: float
+    logits: list[list[float]]
+
+
+def training_step(
+    model: Model,
+    batch_size: int,
+    dtype: Dtype,
+    compiled: bool,
+    device: torch.device,
+    graph: bool | None = None,
+) -> Callable[[], object]:
+    """Make the step of `vigpipe train` on one batch of noise.
+
+    Args:
+        model: name of the model.
+        batch_size: images of the batch.
+        dtype: the option --dtype.
+        compiled: the option --compile.
+        device: device to run on.
+        graph: the option --cuda-graph.
+    """
+    repeat_convolutions()
+    config = TrainConfig(
+        model=model,
+        data="fake",
+        image_size=VIG_SHAPES[model].img_size[0],
+        batch_size=batch_size,
+        epochs=10**6,
+        dtype=dtype,
+        compile=compiled,
+        cuda_graph=graph,
+    )
+    return step_of(make_rank_state(prepare(config, weight_dtype(dtype)), 0, device))
+
+
+def step_of(rank_state: RankState | None) -> Callable[[], object]:
+    """Make a training step on the first batch of a run, which is read here.
+
+    Without a rank state the step does nothing.
+    """
+    if rank_state is None:
+        return lambda: None
+    batch = next(batches(rank_state))
+    return lambda: train_step(rank_state, batch)
+
+
+class Contender:
+    """A model that is run in one way, in turns with others in other processes.
+
+    Args:
+        model: name of the model.
+        way: how to run it.
+        mode: what it does.
+        batch_size: images of a step.
+        device_name: cpu or cuda.
+        num_threads: threads of this process.
+        num_compilers: processes that compile kernels.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        way: Way,
+        mode: Mode,
+        batch_size: int,
+        device_name: Device,
+        num_threads: int,
+        num_compilers: int,
+    ) -> None:
+        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(num_compilers)
+        torch.set_num_threads(num_threads)
+        keep_freed_memory()
+        self._device = device_alone(device_name)
+        self._precision, self._mode = way.precision, mode
+        self._make = partial(make_step, model, way, mode, batch_size, self._device)
+        self._step: Callable[[], object] | None = None
+        self._num_steps = 1
+
+    def prepare(self) -> Prepared:
+        """Make the model, run its first steps, and measure its memory.
+
+        After an error, such as too little memory while others used it, it may be called again.
+        """
+        try:
+            return self._prepare()
+        finally:
+            gc.collect()  # the frames of an error hold tensors
+            release()
+
+    def _prepare(self) -> Prepared:
+        before = begin_peak(self._device)
+        if self._step is None:
+            self._step = self._make()
+        allow_tf32(self._precision == "tf32")
+        first_seconds, result = self._timed(self._step)
+        logits: list[list[float]] = []
+        if self._mode == "inference":
+            assert isinstance(result, torch.Tensor)
+            logits = result[:NUM_COMPARED].float().tolist()
+        seconds = min(self._timed(self._step)[0] for _ in range(NUM_WARMUP - 1))
+        least = LEAST_STEPS if self._device.type == "cpu" else 1
+        self._num_steps = min(MOST_STEPS, max(least, round(TURN_SECONDS / seconds)))
+        peak = end_peak(self._device) - before
+        return Prepared(first_seconds, seconds, peak, logits)
+
+    def turn(self) -> float:
+        """Run some steps and return the seconds of one: the median, or on a GPU the mean."""
+        assert self._step is not None
+        self._step()  # takes from the device the memory that it gave back
+        if self._device.type == "cpu":
+            seconds = median(self._timed(self._step)[0] for _ in range(self._num_steps))
+        else:  # which is only asked after the last one, so that it never waits for the host
+            synchronize(self._device)
+            seconds = self._timed(self._run_steps)[0] / self._num_steps
+        release()
+        return seconds
+
+    def _run_steps(self) -> None:
+        assert self._step is not None
+        for _ in range(self._num_steps):
+            self._step()
+
+    def _timed(self, step: Callable[[], object]) -> tuple[float, object]:
+        start = time.perf_counter()
+        result = step()
+        synchronize(self._device)
+        return time.perf_counter() - start, result
+
+
+def release() -> None:
+    """Give memory that no tensor uses back to the GPU, for the processes beside this one."""
+    torch.cuda.empty_cache()  # does nothing where CUDA has not been used
+
+
+def make_model(model_name: str, formulation: Formulation) -> nn.Module:
+    """Make a model in one of the formulations, all with the same weights."""
+    torch.manual_seed(0)
+    model = create_model(model_name, num_classes=NUM_CLASSES)
+    assert isinstance(model, VisionGnn)
+    return ReferenceVig(model) if formulation == "reference" else model
+
+
+def make_step(
+    model_name: Model, way: Way, mode: Mode, batch_size: int, device: torch.device
+) -> Callable[[], object]:
+    """Make a training step with AdamW, or a forward in evaluation mode, which returns the logits.
+
+    Args:
+        model_name: name of the model.
+        way: how to run it; products are those of such a step.
+        mode: what it does.
+        batch_size: images of a step.
+        device: device to run on.
+    """
+    is_training = mode == "training"
+    if is_training and way.formulation == "ours":
+        dtype: Dtype = "bfloat16" if way.precision == "bfloat16" else "float32"
+        return training_step(model_name, batch_size, dtype, way.compiled, device, way.graph)
+    model = make_model(model_name, way.formulation).to(device).train(is_training)
+    narrow = torch.bfloat16 if way.precision == "bfloat16" else torch.float32
+    if not is_training and way.formulation != "reference":
+        if way.formulation == "ours" and not way.compiled and can_prepack(model, narrow):
+            assert isinstance(model, VisionGnn)
+            prepack(model, narrow)
+        else:
+            model = reparameterize_model(model)  # norms folded into the weights
+    generator = torch.Generator().manual_seed(0)
+    size = VIG_SHAPES[model_name].img_size
+    images = torch.randn(batch_size, 3, *size, generator=generator).to(device)
+    on_gpu = way.formulation == "reference" and device.type == "cuda"  # as torch advises with AMP
+    if way.channels_last or on_gpu:
+        images = images.contiguous(memory_format=torch.channels_last)
+        model = model.to(memory_format=torch.channels_last)
+    labels = torch.randint(NUM_CLASSES, (batch_size,), generator=generator).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    run = _compiled(model, way) if way.compiled else model
+
+    def autocast() -> Any:  # noqa: ANN401
+        is_narrow = way.precision == "bfloat16"
+        return torch.autocast(device.type, torch.bfloat16) if is_narrow else nullcontext()
+
+    def begin() -> None:
+        if way.compiled and way.graph:
+            torch.compiler.cudagraph_mark_step_begin()
+
+    def train_step() -> Tensor:
+        begin()
+        optimizer.zero_grad()
+        with autocast():
+            logits = run(images)
+        F.cross_entropy(logits.float(), labels).backward()
+        optimizer.step()
+        return logits.detach()
+
+    @torch.no_grad()  # frozen weights are constants for it, and not in inference mode
+    def infer() -> Tensor:
+        begin()
+        with autocast():
+            return run(images)
+
+    step = train_step if is_training else infer
+    return products_of(step) if way.formulation == "products" else step
+
+
+def _compiled(model: nn.Module, way: Way) -> Any:  # noqa: ANN401
+    from torch._inductor import config  # takes 2 s
+
+    config.freezing = way.frozen
+    mode = "reduce-overhead" if way.graph else None
+    return torch.compile(model, mode="max-autotune-no-cudagraphs" if way.autotuned else mode)
