@@ -47,15 +47,16 @@ class Benchmark(NamedTuple):
     Attributes:
         work: what does it, as "module:function".
         options: a dataclass.
-        question: what it measures.
-        kind: alone is called with the options; starter, which starts processes like this one, with
-            the command line too; rank is what each rank of a run does (`start.run_on_ranks`); and a
-            question is answered by runs of `vigpipe train` (`trained.Question`).
+        summary: what it measures.
+        kind: what the work is. A function that is alone is called with the options, and a starter
+            of processes like this one with the command line too. A rank's is what each rank of a
+            run does (`start.run_on_ranks`). A question is answered by runs of `vigpipe train`
+            (`trained.Question`).
     """
 
     work: str
     options: type[Any]
-    question: str
+    summary: str
     kind: Literal["alone", "starter", "rank", "question"] = "alone"
 
 
@@ -240,7 +241,7 @@ def _command(benchmark: Benchmark, arguments: list[str]) -> Callable[..., int | 
         return work(config) if benchmark.kind == "alone" else work(config, arguments)
 
     options = benchmark.options
-    command.__doc__ = benchmark.question
+    command.__doc__ = benchmark.summary
     command.__annotations__["config"] = Annotated[options, Parameter(name="*")]
     if not any(f.default is f.default_factory is MISSING for f in fields(options)):
         command.__kwdefaults__ = {"config": options()}

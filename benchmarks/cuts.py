@@ -28,7 +28,7 @@ def bench_cuts(run: Run, rank: int, device: torch.device, folder: Path, num_repe
     Raises:
         InputError: the layout does not have two stages with equal numbers of blocks.
     """
-    check_two_stages(run, "bench cuts")
+    check_two_stages(run, "cuts")
     num_blocks = run.plan.num_blocks
     profile = measure_profile(run, rank, device, [run.microbatch_size])
     blocks = tuple(range(num_blocks))

@@ -68,9 +68,7 @@ def _cpu_seconds(pid: int) -> float:
     """Return the CPU time that a process has used so far; clock_getcpuclockid(3)."""
     library = ctypes.CDLL(None)
     if not hasattr(library, "clock_getcpuclockid"):
-        raise InputError(
-            "bench feed: needs the CPU time of other processes, which only Linux tells"
-        )
+        raise InputError("feed: needs the CPU time of other processes, which only Linux tells")
     clock = ctypes.c_int()
     error = library.clock_getcpuclockid(pid, ctypes.byref(clock))
     if error:

@@ -78,7 +78,7 @@ def _run(halo: str, seed: int) -> Run:
     return Run(f"{halo} with seed {seed}", folder, options, (halo, seed))
 
 
-def _read(run: Run, out: Path, summary: Mapping[str, Any]) -> Learned:
+def _read(options: HalosBench, run: Run, out: Path, summary: Mapping[str, Any]) -> Learned:
     rows = parse_rows((out / METRICS).read_bytes())
     best, steps = best_evaluation(rows, "accuracy", out), step_rows(rows)
     (halo, seed), losses = run.case, [row["loss"] for row in steps]

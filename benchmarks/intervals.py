@@ -121,12 +121,13 @@ def _run(options: IntervalsBench, case: Case) -> Run:
         chosen |= {**WAYS[way], "dp": replicas, "average_every": every, "average": options.average}
         if options.average == "gradients":
             chosen["final"] = "best"
-    name = f"{way} with {replicas} replicas, --average-every {every} and seed {seed}"
+    layout = f"{way} with {replicas} replicas, --average-every {every}"
+    name = f"{layout if way in WAYS else 'one process'} and seed {seed}"
     folder = f"{partition}-{way}-{replicas}-{every}-{seed}"
     return Run(f"{partition} parts, {name}", folder, chosen, case)
 
 
-def _read(run: Run, out: Path, summary: Mapping[str, Any]) -> Outcome:
+def _read(options: IntervalsBench, run: Run, out: Path, summary: Mapping[str, Any]) -> Outcome:
     rows, case = parse_rows((out / METRICS).read_bytes()), run.case
     if case.way in WAYS:
         items = [replica["items"] for replica in summary["replicas"]["each"]]

@@ -129,7 +129,7 @@ def _run(options: LearningBench, way: str, seed: int) -> Run:
     return Run(f"{way} with seed {seed}", folder, chosen, (way, seed), program)
 
 
-def _read(run: Run, out: Path, summary: Mapping[str, Any]) -> Learned:
+def _read(options: LearningBench, run: Run, out: Path, summary: Mapping[str, Any]) -> Learned:
     (way, seed), test = run.case, summary["test"]
     return Learned(way, seed, test["top1"], test["loss"], summary["wall_seconds"])
 

@@ -68,7 +68,7 @@ def bench_microbatches(
     """
     if run.layout.world_size != 1 or run.layout.num_microbatches != 1:
         raise InputError(
-            f"bench microbatches: times one rank, with the micro-batches of --numbers, got "
+            f"microbatches: times one rank, with the micro-batches of --numbers, got "
             f"{run.layout}; leave --stages, --dp, --shards and --microbatches at 1"
         )
     every = check_numbers(numbers, run.batch_size)

@@ -41,7 +41,7 @@ def bench_pipeline(
         return
     if layout.world_size == 1:
         raise InputError(
-            "bench pipeline compares with one rank; choose --stages or --shards 2 or more, or "
+            "pipeline: compares with one rank; choose --stages or --shards 2 or more, or "
             "--sparse-threads"
         )
     rank_state = make_rank_state(run, rank, device)
@@ -53,7 +53,7 @@ def bench_pipeline(
         f"{layout.replica_size} {kind}s",
     )
     contenders = {
-        alone: step_of(sequential if rank_state.is_writer else None),
+        alone: step_of(sequential) if rank_state.is_writer else lambda: None,
         all_at_once: step_of(sequential),
         split: step_of(rank_state),
     }

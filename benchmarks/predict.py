@@ -82,11 +82,11 @@ def bench_predict(
     Raises:
         InputError: a layout was asked for; the benchmark has its own.
     """
-    check_two_stages(run, "bench predict")
+    check_two_stages(run, "predict")
     asked, default = run.layout, Layout(2, PredictBench.microbatches)
     if asked != default:
         raise InputError(
-            f"bench predict: compares layouts of its own, got {asked}; leave --microbatches and "
+            f"predict: compares layouts of its own, got {asked}; leave --microbatches and "
             "--schedule out"
         )
     cases = list_cases(run.plan.num_blocks, run.batch_size)
@@ -142,7 +142,7 @@ def time_layouts(
     for case in cases:
         takes_part = rank < case.layout.world_size
         rank_state = make_rank_state(with_layout(run, case), rank, device) if takes_part else None
-        contenders[str(case)] = step_of(rank_state)
+        contenders[str(case)] = step_of(rank_state) if rank_state else lambda: None
     timings = alternate(contenders, str(cases[0]), num_repeats, device)
     dist.barrier()
     return timings

@@ -76,7 +76,7 @@ def _plan(options: SamplersBench) -> list[Run]:
     ]
 
 
-def read(run: Run, out: Path, summary: Mapping[str, Any]) -> Learned:
+def read(options: SamplersBench, run: Run, out: Path, summary: Mapping[str, Any]) -> Learned:
     """Read what a finished run has learned; see `Question`.
 
     Raises:

@@ -18,7 +18,6 @@ from vigpipe.config.of_jobs import OF_GRAPHS, OF_IMAGES
 from vigpipe.config.options import flag
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.errors import InputError
-from vigpipe.job.score import SHARES
 
 _OF_VARIANTS = tuple(dict.fromkeys(name for options in VARIANTS.values() for name in options))
 _OF_RUNS = ("seed", "layers", "dp", "strategy", "average_every", *_OF_VARIANTS)
@@ -42,7 +41,6 @@ def _plan(options: SubnetworksBench) -> list[Run]:
     divided = product((m for m in replicas if m > 1), variants, intervals)
     layouts = [(1, "", 0), *divided]
     trained = [*product(depths, ways)] if is_graph else [(None, "")]
-    has_hidden = options.model == "gcn2" or options.aggregator == "pool"
     cases = [
         Case(*what, *layout, seed)
         for seed in range(options.seeds)
@@ -54,7 +52,7 @@ def _plan(options: SubnetworksBench) -> list[Run]:
             str(case),
             re.sub("[^a-z0-9]+", "-", "-".join(str(w) for w in case if w is not None)).strip("-"),
             {**ways.get(case.sampler, {}), **case.options()},
-            (case, SHARES["nodes" if is_graph else "images"][0], has_hidden),
+            case,
         )
         for case in cases
     ]

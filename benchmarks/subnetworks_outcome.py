@@ -5,6 +5,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from benchmarks.options import SubnetworksBench
 from benchmarks.trained import (
     Run,
     best_evaluation,
@@ -12,6 +13,7 @@ from benchmarks.trained import (
     slowest_step,
     training_seconds,
 )
+from vigpipe.job.score import SHARES
 from vigpipe.run.folder import METRICS
 from vigpipe.run.follow import parse_rows
 
@@ -102,20 +104,18 @@ class Outcome(NamedTuple):
     peak_bytes: int
 
 
-def read_outcome(run: Run, out: Path, summary: Mapping[str, Any]) -> Outcome:
-    """Read what a finished run came to.
-
-    Args:
-        run: the run; it knows its `Case`, the name of the share of samples that are classified
-            rightly, and whether a model of one or two layers has weights between two divided
-            layers.
-        out: its folder.
-        summary: content of its summary.json.
+def read_outcome(
+    options: SubnetworksBench, run: Run, out: Path, summary: Mapping[str, Any]
+) -> Outcome:
+    """Read what a finished run came to; see `trained.Question`.
 
     Raises:
         InputError: nothing is held out for validation.
     """
-    case, score, has_hidden = run.case
+    case: Case = run.case
+    score = SHARES["images" if case.layers is None else "nodes"][0]
+    # Whether a model of one or two layers has weights between two divided layers.
+    has_hidden = options.model == "gcn2" or options.aggregator == "pool"
     rows = parse_rows((out / METRICS).read_bytes())
     best = best_evaluation(rows, score, out)
     own = rounds = sent = None

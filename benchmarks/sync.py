@@ -29,7 +29,7 @@ def bench_sync(run: Run, rank: int, device: torch.device, folder: Path, num_repe
         InputError: the layout has a single replica.
     """
     if run.layout.num_replicas == 1:
-        raise InputError("bench sync adds gradients up over replicas; choose --dp 2 or more")
+        raise InputError("sync: adds gradients up over replicas; choose --dp 2 or more")
     rank_states = [
         make_rank_state(replace(run, config=replace(run.config, sync=sync)), rank, device)
         for sync in SYNCS

@@ -203,23 +203,25 @@ class Question(Generic[Options, Found]):
         title: of the page.
         not_shared: options that differ from run to run, or are not those of `vigpipe train`.
         plan: checks the options, and returns the runs.
-        read: what a finished run came to, given the run, its folder and its summary.json.
+        read: what a finished run came to, given the options, the run, its folder and its
+            summary.json.
         told: the sentence about it that is printed while others run.
         page: the question in words, and the tables that answer it. It is given the folder too,
             where it may leave a picture.
         files: other files that it writes.
-        failed: what a run came to that has failed; None where that ends the benchmark.
+        failed: what a run came to that has failed, given the run, its folder and how; None where
+            that ends the benchmark. If all have failed, it ends in any case.
         more: what is found without runs, after them.
     """
 
     title: str
     not_shared: Sequence[str]
     plan: Callable[[Options], Sequence[Run]]
-    read: Callable[[Run, Path, Mapping[str, Any]], Found]
+    read: Callable[[Options, Run, Path, Mapping[str, Any]], Found]
     told: Callable[[Found], str]
     page: Callable[[Options, Sequence[Found], Path], tuple[str, Sequence["Table"]]]
     files: Sequence[str] = ()
-    failed: Callable[[Run, Failure], Found] | None = None
+    failed: Callable[[Run, Path, Failure], Found] | None = None
     more: Callable[[Options, Sequence[Found]], Sequence[Found]] = lambda options, found: ()
 
 
@@ -239,26 +241,37 @@ def ask(question: Question[Options, Found], options: Options) -> None:
     folder = make_output_folder(options.out, (*FILES, *question.files))
     write_shared(folder, options, question.not_shared)
     found: list[Found] = []
+    failures: list[Failure] = []
     try:
         with stoppable():
-            found += [_answer(question, folder, run) for run in runs]
+            for run in runs:
+                answer = _answer(question, options, folder, run, failures)
+                print(f"{run.name}: {question.told(answer)}", flush=True)
+                found.append(answer)
     except Stopped:
         sys.exit(INTERRUPTED)
+    if len(failures) == len(runs):
+        raise InputError(f"every run has failed, the first one with: {failures[0].sentence}")
     found += question.more(options, found)
     words, tables = question.page(options, found, folder)
     write_page(folder, question.title, words, tables, found)
 
 
-def _answer(question: Question[Any, Found], folder: Path, run: Run) -> Found:
-    out, read = folder / "runs" / run.folder, question.read
-    if question.failed is None:
-        found = read(run, out, train(folder, out, run))
-    else:
-        summary = try_to_train(folder, out, run)
-        is_failure = isinstance(summary, Failure)
-        found = question.failed(run, summary) if is_failure else read(run, out, summary)
-    print(f"{run.name}: {question.told(found)}", flush=True)
-    return found
+def _answer(
+    question: Question[Options, Found],
+    options: Options,
+    folder: Path,
+    run: Run,
+    failures: list[Failure],
+) -> Found:
+    """Do a run, and return what it came to; if it has failed and may, note how."""
+    out = folder / "runs" / run.folder
+    summary = train(folder, out, run) if question.failed is None else try_to_train(folder, out, run)
+    if isinstance(summary, Failure):
+        assert question.failed is not None
+        failures.append(summary)
+        return question.failed(run, out, summary)
+    return question.read(options, run, out, summary)
 
 
 def train(folder: Path, out: Path, run: Run) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """Benchmark vig_study on one machine: torch-geometric's formulation, plain torch, and fused."""
 
+import warnings
 from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,14 +13,74 @@ from benchmarks.alone import peaks, set_up, write_page
 from benchmarks.options import VigStudyBench
 from benchmarks.side_by_side import alternate
 from vigpipe.errors import InputError
-from vigpipe.model.study import VigStudy
+from vigpipe.model.study import NUM_BLOCKS, VigStudy
 from vigpipe.model.variants import create_model
 from vigpipe.selftest.compared import relative_difference
-from vigpipe.selftest.reference import ReferenceStudy
 
 CONTENDERS = ("reference", "plain", "fused")
 SIDE = 32  # height and width of the images
 GB = 1e9
+
+
+def _torch_geometric() -> Any:  # noqa: ANN401
+    with warnings.catch_warnings():  # warnings about its own code while it is imported
+        warnings.simplefilter("ignore")
+        import torch_geometric.nn
+        import torch_geometric.utils
+    return torch_geometric
+
+
+class _StudyGrapher(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1 = nn.Sequential(nn.Linear(3, 256), nn.BatchNorm1d(256))
+        self.graph_conv = _torch_geometric().nn.GraphConv(256, 256)
+        self.fc2 = nn.Sequential(nn.Linear(256, 3), nn.BatchNorm1d(3))
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.graph_conv(self.fc1(x), edges))) + x
+
+
+class _StudyFFN(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1 = nn.Sequential(nn.Linear(3, 512), nn.BatchNorm1d(512))
+        self.fc2 = nn.Sequential(nn.Linear(512, 3), nn.BatchNorm1d(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x))) + x
+
+
+class _StudyBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.grapher, self.ffn = _StudyGrapher(), _StudyFFN()
+
+
+class ReferenceStudy(nn.Module):
+    """The study's model as its author has written it, in vigpipe's names of parameters.
+
+    torch-geometric's GraphConv runs on one graph of all images' pixels.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(_StudyBlock() for _ in range(NUM_BLOCKS))
+        self.fc1, self.fc2 = nn.Linear(3, 1024), nn.Linear(1024, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Compute the logits: (B, 3, H, W) -> (B, 10)."""
+        num_images, _, height, width = images.shape
+        edges = _torch_geometric().utils.grid(height, width)[0]
+        edges = edges[:, edges[0] != edges[1]]  # (2, E), without loops
+        offsets = torch.arange(num_images).view(-1, 1, 1) * (height * width)
+        edges = (edges + offsets).transpose(0, 1).flatten(1)
+        x = images.flatten(2).transpose(1, 2).reshape(-1, 3)
+        for block in self.blocks:
+            assert isinstance(block, _StudyBlock)
+            x = block.ffn(block.grapher(x, edges))
+        x = x.view(num_images, -1, 3).sum(1)
+        return self.fc2(F.gelu(self.fc1(x)))
 
 
 def make_model(name: str) -> nn.Module:

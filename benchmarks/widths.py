@@ -89,15 +89,21 @@ def _run(options: WidthsBench, width: int, replicas: int) -> Run:
     return Run(name, f"{width}-{replicas}", chosen, (width, replicas))
 
 
-def _read(run: Run, out: Path, summary: Mapping[str, Any]) -> Row:
+def _read(options: WidthsBench, run: Run, out: Path, summary: Mapping[str, Any]) -> Row:
+    _remove_weights(out)
     seconds = slowest_step(parse_rows((out / METRICS).read_bytes()))
-    shutil.rmtree(out / "checkpoints", ignore_errors=True)  # of wide models they fill a disk
-    (out / WEIGHTS).unlink(missing_ok=True)
     peak = largest_peak(summary)
     return Row("run", *run.case, seconds=seconds, peak_bytes=peak, exit_code=DONE)
 
 
-def _failed(run: Run, failure: Failure) -> Row:
+def _remove_weights(out: Path) -> None:
+    """Remove what a run has saved: of wide models it fills a disk."""
+    shutil.rmtree(out / "checkpoints", ignore_errors=True)
+    (out / WEIGHTS).unlink(missing_ok=True)
+
+
+def _failed(run: Run, out: Path, failure: Failure) -> Row:
+    _remove_weights(out)
     return Row("run", *run.case, exit_code=failure.code, sentence=failure.sentence)
 
 
@@ -114,8 +120,6 @@ def _alone(options: WidthsBench, runs: Sequence[Row]) -> list[Row]:
 
     It comes after the runs: Linux takes the peak memory of this process for that of a child.
     """
-    if all(run.exit_code for run in runs):
-        raise InputError(f"every run has failed, the first one with: {runs[0].sentence}")
     if not options.alone_width:
         return []
     numbers = sorted({1, *parse_numbers("replicas", options.replicas)})

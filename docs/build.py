@@ -25,7 +25,7 @@ FILES = (
     "LICENSE",
     "tests/README.md",
 )
-FOLDERS = ("benchmarks", "docs", "examples", "results", "slurm", "stages")
+FOLDERS = ("docs", "examples", "results", "slurm", "stages")
 
 
 def copy_pages() -> None:

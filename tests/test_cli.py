@@ -287,7 +287,7 @@ def test_help_lists_every_verb_and_option_and_does_not_wait_for_torch():
 
 def test_commands_that_have_moved_say_where_they_are(capsys):
     for words, now in ((["bench", "ops", "--repeats", "3"], "NAME"), (["study"], "study")):
-        assert f"run python -m benchmarks {now} there" in refused(capsys, *words)
+        assert f"; run python -m benchmarks {now} in a checkout" in refused(capsys, *words)
 
 
 @pytest.mark.parametrize("words", ["train --help-all", "weights --help"])  # long and short

@@ -77,16 +77,40 @@ def test_what_is_known_before_is_refused_before_ranks_start(tmp_path, monkeypatc
         (["--stages", "2", "--stop-before", "2001-01-01"], "give a later moment"),
         (["--stages", "2", "--resume", str(before), "--lr", "9"], "its --lr is 0.004, this run's"),
         (["--stages", "2", "--resume", str(tmp_path)], "holds no checkpoints"),
+        (["--stages", "2", "--resume", "auto", "--lr", "9", "--out", str(before)], "its --lr is"),
         ([*gossip, "--replay", str(before)], "its --answer is not set, this run's is item"),
         ([*gossip, "--replay", str(tmp_path)], f"{tmp_path}/config.toml"),
     ]
     for options, message in rows:
         capsys.readouterr()
-        assert main(["train", *steps, *options, "--out", str(tmp_path / "new")]) == 2, options
+        if "--out" not in options:
+            options += ["--out", str(tmp_path / "new")]
+        assert main(["train", *steps, *options]) == 2, options
         said = capsys.readouterr().err
         assert message in said, said
         assert said.count("\n") == 1
+    late = ["--model", "gcn", "--data", "sbm:60,3", "--shards", "2", "--split", "halo"]
+    for options, message in (
+        ([*late, "--halo", "stale"], "--halo stale: does not train like one rank"),
+        (["--strategy", "periodic", "--dp", "2"], "--compare-steps 3: expected at least one"),
+    ):
+        assert main(["check", *options, "--out", str(tmp_path / "new")]) == 2
+        assert message in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_ranks_of_a_launcher_are_refused_before_they_meet(monkeypatch, capsys):
+    values = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    values |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(joining, "join", lambda *_, **__: pytest.fail("they met"))
+    threads = torch.get_num_threads()
+    try:
+        assert main(["train", "--stages", "2", "--cuda-graph", "--threads", "1"]) == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert "--cuda-graph: a graph runs on a GPU" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("arguments", "allowed"), [((), False), (("--tf32",), True)])

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -36,10 +37,8 @@ PrepareOptions = Annotated[PrepareConfig, Parameter(name="*")]
 CONFIGURED = ("train", "check", "plan", "time")  # commands that take --config
 # Commands that there were once, and where they are now.
 MOVED = {
-    "bench": "the benchmarks are beside the package, in a checkout of the project: run python -m "
-    "benchmarks NAME there",
-    "study": "the study is one of the benchmarks, beside the package in a checkout of the project: "
-    "run python -m benchmarks study there",
+    "bench": "python -m benchmarks NAME",
+    "study": "python -m benchmarks study",
 }
 
 
@@ -51,7 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if arguments is None else arguments
     if words and words[0] in MOVED:
-        tell(f"vigpipe {words[0]}: {MOVED[words[0]]}")
+        tell(
+            f"{words[0]}: has moved out of the package; run {MOVED[words[0]]} in a checkout of the "
+            "project"
+        )
         return WRONG_INPUT
     return run_program(make_app, CONFIGURED, words)
 
@@ -90,10 +92,15 @@ def make_app(arguments: list[str]) -> App:
         from vigpipe.commands.comparable import check_comparable
         from vigpipe.start import run_on_ranks
 
-        check_comparable(config, compare_steps)
-        steps = {"num_steps": compare_steps}
-        work, files = "vigpipe.commands.check:check", ["check.txt"]
-        return run_on_ranks(config, arguments, work, files, steps, any_strategy=True)
+        return run_on_ranks(
+            config,
+            arguments,
+            "vigpipe.commands.check:check",
+            ["check.txt"],
+            {"num_steps": compare_steps},
+            any_strategy=True,
+            check=partial(check_comparable, num_steps=compare_steps),
+        )
 
     @app.command(name="time")
     def time_(*, config: TimeOptions = TimeConfig()) -> int:  # noqa: B008

@@ -9,8 +9,19 @@ import sys
 
 from vigpipe.files.names import escaped, shortened
 
+_program = ["vigpipe"]  # what the user has called
 LONGEST_WORD = 300  # a name in a path has at most 255 bytes
 LONGEST_SENTENCE = 3000  # weights that do not fit a model are a sentence of some 2,000 characters
+
+
+def name_program(words: str) -> None:
+    """Note what the user has called: vigpipe, or python -m and another package's name."""
+    _program[:] = words.split()
+
+
+def program() -> list[str]:
+    """Return the words of what the user has called."""
+    return list(_program)
 
 
 def one_line(sentence: str) -> str:

@@ -43,6 +43,7 @@ def run_on_ranks(
     trains: bool = False,
     any_strategy: bool = False,
     main: str = COMMAND_LINE,
+    check: Callable[[TrainConfig], None] | None = None,
 ) -> int:
     """Run `work(run, rank, device, folder, **options)` on every rank of the layout.
 
@@ -62,6 +63,7 @@ def run_on_ranks(
             run does.
         main: the function that ranks which are started here give the command line to, as
             "module:function".
+        check: what else the options are refused for, before anything else is done.
 
     Returns:
         The exit code. Errors in options and data are reported before any process group exists.
@@ -73,8 +75,8 @@ def run_on_ranks(
 
     launch = from_environment(os.environ)
     has_server = config.strategy == "server"
-    starts_ranks = config.stages != 1 or config.dp + has_server > 1 or config.max_restarts > 0
-    if launch.launcher == "alone" and starts_ranks:
+    is_several = config.stages != 1 or config.dp + has_server > 1 or config.shards > 1
+    if launch.launcher == "alone" and (is_several or config.max_restarts > 0):
         of_job = MODULES[MODEL_DEFAULTS[config.model].job]
         preload(main, "vigpipe.training", of_job, "vigpipe.ops.registered", "rich.progress")
 
@@ -94,6 +96,7 @@ def run_on_ranks(
             trains=trains,
             any_strategy=trains or any_strategy,
             main=main,
+            check=check,
         ),
         launch,
         failures,
@@ -111,6 +114,7 @@ def _run(
     trains: bool,
     any_strategy: bool,
     main: str,
+    check: Callable[[TrainConfig], None] | None,
 ) -> int:
     from vigpipe.checkpoint.before import check_training
     from vigpipe.launch.device import count_gpus, weight_dtype
@@ -126,6 +130,8 @@ def _run(
     from vigpipe.run.room import check_room
 
     threads_per_rank(config.threads, 1, os.environ)  # refuses too many before torch starts any
+    if check is not None:
+        check(config)
     for name in ONLY_FOR_TRAINING:
         if getattr(config, name) and not trains:
             raise InputError(f"{flag(name)} {getattr(config, name)}: is for vigpipe train only")
@@ -174,14 +180,16 @@ def _run(
         world_size = launch.world_size
     starts_ranks = launch.launcher == "alone" and (world_size > 1 or config.max_restarts > 0)
     threads = threads_per_rank(config.threads, world_size if starts_ranks else launch, os.environ)
-    if (
-        trains and launch.launcher != "local"
-    ):  # whose ranks the process that starts them has checked
+    if trains and launch.launcher != "local":  # those were checked before they were started
         check_training(run, threads)
     goes_on = _goes_on(config)
     advice = ", or go on with --resume auto" if trains else ""
     if starts_ranks:
-        check_device(run, check_gpus(config.device, launch, world_size))
+        gpu = check_gpus(config.device, launch, world_size)
+    else:
+        gpu = set_up_rank(config, run.layout, launch)
+    check_device(run, gpu)
+    if starts_ranks:
         if writes:
             folder = make_output_folder(config.out, writes, goes_on=goes_on, advice=advice)
             arguments = [*arguments, *(["--out", str(folder)] if config.out is None else [])]
@@ -190,8 +198,6 @@ def _run(
         dispensable = [run.layout.ranks_of_team(team) for team in range(num_dispensable)]
         return _start_ranks(world_size, main, config, arguments, threads, dispensable)
 
-    gpu = set_up_rank(config, run.layout, launch)
-    check_device(run, gpu)
     folder = Path()
     if writes and launch.rank == 0:
         folder = make_output_folder(config.out, writes, goes_on=goes_on, advice=advice)

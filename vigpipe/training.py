@@ -314,7 +314,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         save_now()
         run_with_heartbeats(checkpoints.finish, *strategy.peers)
         told = strategy.share([checkpoints.newest or 0, save_and_stop.why]).values()
-        why = next((why for _, why in told if why), "a replica that was lost was asked to")
+        why = next((why for _, why in told if why), "a replica that is lost was asked to stop")
         if max(newest for newest, _ in told) != rank_state.step:
             raise InputError(
                 f"asked to stop ({why}), but the checkpoint of step {rank_state.step} could not be "
@@ -476,7 +476,7 @@ class TrainedBatch(NamedTuple):
 
 
 def _is_overflow(step: Step, peers: Peers) -> bool:
-    """Whether it was the factor of the loss that was too much for the gradients; peers call it.
+    """Whether it was the factor of the loss that was too much for the gradients; all peers ask.
 
     A loss that is not finite itself is not mended by a smaller factor.
     """

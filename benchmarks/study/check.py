@@ -35,7 +35,7 @@ def find_machine(config: StudyConfig) -> Machine:
     """
     if from_environment(os.environ).launcher != "alone":
         raise InputError(
-            "study starts its ranks itself: call it once, without srun or torchrun in "
+            "study: starts its ranks itself: call it once, without srun or torchrun in "
             "front; in an allocation of Slurm it calls srun for every run"
         )
     # Inside a step, srun would wait for the processors that this step itself holds.

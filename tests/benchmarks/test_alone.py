@@ -5,12 +5,14 @@ import multiprocessing
 import re
 
 import pytest
+import torch
 
 from benchmarks import operators, throughput, vig_study
 from benchmarks.alone import peaks
 from benchmarks.cli import main
 from tests.benchmarks.contender import allocate
 from tests.warm import server
+from vigpipe.model.variants import create_model
 
 pytestmark = pytest.mark.heavy
 
@@ -33,6 +35,17 @@ def page(tmp_path, monkeypatch, capsys):
     return run
 
 
+def test_the_study_s_reference_is_the_same_model():
+    torch.manual_seed(0)
+    model = create_model("vig_study", num_classes=10).double().train()
+    reference = vig_study.ReferenceStudy().double()
+    reference.load_state_dict(model.state_dict())
+    images = torch.rand(2, 3, 6, 5, dtype=torch.float64)
+    model = create_model("vig_study", num_classes=10, img_size=(6, 5)).double().train()
+    model.load_state_dict(reference.state_dict())
+    torch.testing.assert_close(reference(images), model(images), rtol=1e-9, atol=1e-9)
+
+
 def test_memory_is_what_the_work_adds():
     peak, added = peaks(allocate, 200.0, device="cpu", threads=1)
     assert 195e6 < added < 230e6
@@ -47,7 +60,7 @@ def test_operators(page, monkeypatch):
     assert fused is not None
     cells = [cell.strip() for cell in fused[0].split("|")]
     assert float(cells[-2]) < 1e-5  # the gradient, on the reference's graph
-    assert "- command: `vigpipe" in text
+    assert "- command: `python -m benchmarks" in text
 
 
 def test_the_study(page):

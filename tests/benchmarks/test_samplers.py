@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from benchmarks.options import SamplersBench
 from benchmarks.samplers import read
 from benchmarks.trained import Run
 from tests.world import run_command
@@ -24,7 +25,7 @@ def test_what_counts_is_the_test_score_at_the_best_validation_epoch(tmp_path):
     partition = {"seconds": 1.5, "read_seconds": 0.125, "kept_edge_fraction": 0.1}
     graph = {"kept_edge_fraction": 0.25, "sampler_seconds": 2.0, "partition": partition}
     run = Run("metis with seed 3", "metis-3", {}, ("metis", 3))
-    found = read(run, tmp_path, {"steps": 4, "peak_bytes": 7, "graph": graph})
+    found = read(SamplersBench(), run, tmp_path, {"steps": 4, "peak_bytes": 7, "graph": graph})
     # Seconds of an epoch: 4.0 and 6.0.
     assert found == ("metis", 3, 0.5, 0.4, 1, 4, 0.25, 1.5, 0.125, 5.0, 7)
 

@@ -111,7 +111,7 @@ def test_replicas_stop_for_one_that_was_asked_to_and_is_gone(folder):
     """Nobody else knew why, and the run ended with an exception."""
     done = run_with("stop:2:1:kill", "3x1", GOSSIP, folder)
     assert done.returncode == SAVED, done.stderr
-    assert "(a replica that was lost was asked to) with a checkpoint in" in done.stdout
+    assert "(a replica that is lost was asked to stop) with a checkpoint in" in done.stdout
     given = [*OPTIONS, *GOSSIP, "--dp", "3", "--resume", "auto", "--out", str(folder)]
     again = run_command([sys.executable, "-m", "vigpipe", "train", *given], ENV)
     assert again.returncode == 0, again.stderr

@@ -1,6 +1,7 @@
 """The factor of the loss in float16 follows what the gradients bear, and nothing else changes."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 
 from tests.oracle import images_of, shortened, with_images
 from tests.small_model import whole_model
+from tests.world import run_ranks
 from vigpipe import training
 from vigpipe.config.options import TrainConfig
 from vigpipe.run import loss_scale
@@ -52,11 +54,11 @@ def test_gradients_are_divided_exactly():
     assert all(map(torch.equal, scaled, gradients))
 
 
-def train(folder: Path, config: TrainConfig) -> list[dict[str, Any]]:
+def train(folder: Path, config: TrainConfig, rank: int = 0) -> list[dict[str, Any]]:
     folder.mkdir(exist_ok=True)
     run = prepare(config, torch.float32)
     run = with_images(run, shortened(images_of(run), 16, 4))
-    assert training.train(run, 0, CPU, folder) == 0
+    assert training.train(run, rank, CPU, folder) == 0
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [row for row in rows if "step" in row]
 
@@ -94,3 +96,19 @@ def test_a_loss_that_is_not_finite_is_no_overflow_whatever_its_factor_is(tmp_pat
     told = [row["step"] for row in rows if row.get("event") == "overflow"]
     assert sorted(taken + told) == list(range(1, len(rows) + 1))
     assert len(told) < 8
+
+
+def failing(rank: int, world_size: int, folder: Path, config: TrainConfig) -> str:
+    try:
+        train(folder, config, rank)
+    except FloatingPointError as error:
+        return str(error)
+    return "it has not failed"
+
+
+@pytest.mark.multiprocess
+def test_ranks_that_do_not_know_the_loss_agree_that_it_is_no_overflow(tmp_path):
+    config = replace(HALF, lr=1e6, opt="sgd", clip=None, stages=2)
+    first, second = run_ranks(failing, 2, tmp_path / "run", config)
+    assert first == second
+    assert re.match(r"step [2-9]: the loss or a gradient is NaN", first)

@@ -5,7 +5,7 @@ import torch
 
 from vigpipe.model.variants import create_model
 from vigpipe.model.vig import VisionGnn
-from vigpipe.selftest.reference import ReferenceStudy, ReferenceVig
+from vigpipe.selftest.reference import ReferenceVig
 
 
 @pytest.mark.heavy
@@ -15,11 +15,4 @@ def test_the_reference_is_the_same_model():
     assert isinstance(model, VisionGnn)
     images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
     reference = ReferenceVig(model).double().train()
-    torch.testing.assert_close(reference(images), model(images), rtol=1e-9, atol=1e-9)
-    model = create_model("vig_study", num_classes=10).double().train()
-    reference = ReferenceStudy().double()
-    reference.load_state_dict(model.state_dict())
-    images = torch.rand(2, 3, 6, 5, dtype=torch.float64)
-    model = create_model("vig_study", num_classes=10, img_size=(6, 5)).double().train()
-    model.load_state_dict(reference.state_dict())
     torch.testing.assert_close(reference(images), model(images), rtol=1e-9, atol=1e-9)

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from vigpipe.checkpoint.manifest import checkpoints_at, list_checkpoints, read_manifest
-from vigpipe.checkpoint.resume import check_same_options, check_same_run
+from vigpipe.checkpoint.resume import check_belongs, check_same_options
 from vigpipe.config.replication import balances_parts
 from vigpipe.errors import InputError
 from vigpipe.run.events import read_events
@@ -26,14 +26,16 @@ def check_training(run: Run, num_threads: int) -> None:
     """
     parse_stop_before(run.config.stop_before, os.environ)
     if run.config.replay is not None:
+        check_same_options(run.config.replay, run)
+    if run.config.skip_bad_images:
+        return  # the ranks find out together which images these are, and so what the data are
+    if run.config.replay is not None:
         _check_replay(run, run.config.replay, num_threads)
-    # Which images are left out is found out by the ranks together.
-    if run.config.resume is not None and not run.config.skip_bad_images:
+    if run.config.resume is not None:
         _check_resumed(run, run.config.resume)
 
 
 def _check_replay(run: Run, folder: Path, num_threads: int) -> None:
-    check_same_options(folder, run)
     if balances_parts(run.config):
         read_manifest(checkpoints_at(folder, "--replay ")[0])
     else:
@@ -41,7 +43,7 @@ def _check_replay(run: Run, folder: Path, num_threads: int) -> None:
 
 
 def _check_resumed(run: Run, option: str) -> None:
-    """Check the newest checkpoint that can be read, of which the others do not differ in this."""
+    """Check the newest checkpoint that can be read: whichever is taken has the same options."""
     place = run.config.out if option == "auto" else Path(option)
     assert place is not None  # `start` has refused to go on without a name
     if option == "auto" and not list_checkpoints(place):
@@ -51,5 +53,5 @@ def _check_resumed(run: Run, option: str) -> None:
             manifest = read_manifest(checkpoint)
         except InputError:  # `checkpoint.resume` passes it over, or says that none is whole
             continue
-        check_same_run(manifest, run, checkpoint)
+        check_belongs(manifest, run, checkpoint)
         return

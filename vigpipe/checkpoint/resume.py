@@ -220,20 +220,16 @@ def _restore_feed(rank_state: "RankState", manifest: Manifest, where: Path) -> N
         ) from error
 
 
-def check_same_run(manifest: Manifest, run: "Run", where: Path) -> list[str]:
-    """Check that a run may continue from a checkpoint.
+def check_belongs(manifest: Manifest, run: "Run", where: Path) -> None:
+    """Check that a checkpoint is one of this run, or of one that it may go on with.
 
     Args:
         manifest: the manifest of the checkpoint.
         run: the run that is to continue from it.
         where: the checkpoint, for messages.
 
-    Returns:
-        Sentences that the user should read, about differences that are allowed.
-
     Raises:
-        InputError: an option that determines what is computed differs, or the data do, or the
-            checkpoint is of a step after the run's last one.
+        InputError: an option that determines what is computed differs, or the data do.
     """
     _check_options(
         f"--resume {where}",
@@ -249,6 +245,18 @@ def check_same_run(manifest: Manifest, run: "Run", where: Path) -> list[str]:
                 f"{manifest.data.get(name)}, is {value}; give the same data"
             )
     _check_replicas(manifest, run, where)
+
+
+def check_same_run(manifest: Manifest, run: "Run", where: Path) -> list[str]:
+    """Check that a run may continue from a checkpoint; see `check_belongs` for the arguments.
+
+    Returns:
+        Sentences that the user should read, about differences that are allowed.
+
+    Raises:
+        InputError: the checkpoint does not belong to it, or is of a step after its last one.
+    """
+    check_belongs(manifest, run, where)
     if manifest.step > run.num_steps:
         raise InputError(
             f"--resume {where}: {manifest.step} steps are done already, but the run has "

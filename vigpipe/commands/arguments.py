@@ -17,6 +17,7 @@ from cyclopts import (
 
 from vigpipe.errors import InputError
 from vigpipe.files.names import escaped, is_plain
+from vigpipe.messages import program
 
 _TYPES = {int: "a whole number", float: "a number", bool: "true or false"}
 
@@ -60,7 +61,7 @@ def wrong_use(error: CycloptsError) -> str:
     """Word an error of the parser; its own words speak of Python's types and differ by version."""
     if isinstance(error, UnusedCliTokensError):
         words = " ".join(error.unused_tokens or ())
-        return f"{words}: options start with --; see vigpipe --help"
+        return f"{words}: options start with --; see {' '.join(program())} --help"
     if isinstance(error, CoercionError) and error.token and error.argument and not error.msg:
         token, name = error.token, error.token.keyword or error.argument.name
         where = "" if token.source in ("", "cli") else f"{token.source}: "

@@ -14,7 +14,7 @@ from vigpipe.config.files import read_config_file
 from vigpipe.errors import DONE, INTERRUPTED, NOBODY_READS, WRONG_INPUT, InputError
 from vigpipe.launch.environment import threads_per_rank
 from vigpipe.launch.second_signal import SecondSignal
-from vigpipe.messages import tell
+from vigpipe.messages import name_program, tell
 
 
 def run_program(
@@ -43,6 +43,7 @@ def _run(
     try:
         options, path = read_config_file(arguments)
         app = make_app(arguments)
+        name_program(app.name[0])
         if wants_help(app, arguments):
             print(help_text(app, arguments))
             return DONE

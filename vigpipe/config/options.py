@@ -231,7 +231,7 @@ class TrainConfig:
         threads: threads per rank; by default OMP_NUM_THREADS, else the host's cores divided by its
             ranks.
         timeout: seconds after which a rank stops waiting for a silent peer; by default 60, and 600
-            where one rank works while others wait (check, plan, time, bench, or with --compile), or
+            where one rank works while others wait (check, plan, time, or with --compile), or
             start late.
         opt: optimizer.
         lr: learning rate.

@@ -1,4 +1,4 @@
-"""Files that come with vigpipe beside its modules: plans and batch files."""
+"""Files that come with vigpipe beside its modules: plans and a batch file."""
 
 from pathlib import Path
 

@@ -109,7 +109,8 @@ def _identified(state: Mapping[str, Tensor], source: str) -> _Variant:
 def convert(source: Path, target: Path, *, ema: bool = False, overwrite: bool = False) -> str:
     """Convert a weights file to safetensors with the authors' names.
 
-    The metadata say which model to build: model, num_classes, in_chans, img_size ("224x224"). The
+    It is written in float64 if the file has tensors of that type, and in float32 otherwise. The
+    metadata say which model to build: model, num_classes, in_chans, img_size ("224x224"). The
     target is first written under a temporary name, so it is either complete or absent.
 
     Args:

@@ -1,6 +1,6 @@
 """Add up the gradients of all replicas once a step, so that the replicas stay equal.
 
-`--sync` chooses one of three ways; `benchmarks sync` measures them side by side:
+`--sync` chooses one of three ways; `python -m benchmarks sync` times them:
 
     double  one all-reduce after the schedule has drained, of sums kept in twice the precision
     drain   the same all-reduce, of sums in the weights' own precision: half the traffic

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from vigpipe.run.folder import METRICS
+
 
 def parse_rows(content: bytes) -> list[dict[str, Any]]:
     """Parse the complete lines of metrics.jsonl."""
@@ -72,7 +74,7 @@ class RowFollower:
 def last_step(folder: Path) -> int:
     """Return the last step in metrics.jsonl; 0 before there is one."""
     try:
-        with (folder / "metrics.jsonl").open("rb") as file:
+        with (folder / METRICS).open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - 2000))
             lines = file.read().splitlines()[1 if size > 2000 else 0 :]

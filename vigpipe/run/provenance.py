@@ -14,6 +14,7 @@ import torch
 
 import vigpipe
 from vigpipe.launch.device import hardware
+from vigpipe.messages import program
 
 _PACKAGES = ("torch", "torchvision", "torch-geometric", "timm", "numpy", "scikit-learn")
 
@@ -36,10 +37,7 @@ def origin(device: torch.device, ranks: str | None = None) -> str:
 
 def this_command() -> str:
     """Return the command line of this process, quoted for a shell."""
-    program, module = ["vigpipe"], Path(sys.argv[0])
-    if module.name == "__main__.py" and module.parent.name != "vigpipe":
-        program = ["python", "-m", module.parent.name]  # of a package beside this one
-    return shlex.join([*program, *sys.argv[1:]])
+    return shlex.join([*program(), *sys.argv[1:]])
 
 
 def format_versions(versions: Mapping[str, str]) -> str:

@@ -44,9 +44,10 @@ def check_room(run: Run, ranks_here: int) -> None:
 
 
 def needed_bytes(run: Run, ranks_here: int) -> int:
-    """Return how many bytes the ranks of a host keep of the weights while a checkpoint is written.
+    """Count the bytes that the ranks of a host keep of the weights while a checkpoint is written.
 
-    Before, each of them has made the whole model, to cut its stages from it.
+    The last step always writes one. Before the first, each rank has made the whole model, to cut
+    its stages from it.
     """
     config, layout = run.config, run.layout
     assert config.opt is not None
@@ -56,33 +57,40 @@ def needed_bytes(run: Run, ranks_here: int) -> int:
         num_wide = _num_weights(shapes) if run.job.merges_whole else 0
         slicing, num_parts = run.job.slicing(model), run.num_subnetworks
         shapes = {name: slicing.shape(name, shape, num_parts) for name, shape in shapes.items()}
-    optimizer, state = KEPT[config.opt], 1 + _num_beside(run)
+    optimizer, residual = KEPT[config.opt], _num_left_out(run)
+    state = 1 + _num_averages(run)
     num_copies = layout.team_size * layout.num_shards  # which share the writing
     models_here = ranks_here / layout.pipeline_size
+    held = state + residual + _num_in_sums(run)
     if layout.has_server:  # which alone takes steps, and writes
-        numbers = models_here * (state + _num_in_sums(run)) + optimizer + (state + optimizer)
+        numbers = models_here * held + optimizer + (state + optimizer)
     else:
-        written = (state + optimizer) / num_copies
-        numbers = models_here * (state + _num_in_sums(run) + optimizer + written)
+        written = (state + optimizer) / num_copies + residual  # each writes its own residual
+        numbers = models_here * (held + optimizer + written)
     num_weights = _num_weights(shapes)
     needed = max(num_weights * numbers + models_here * num_wide, ranks_here * num_weights)
     return math.ceil(needed * run.dtype.itemsize)
 
 
-def _num_beside(run: Run) -> int:
-    """How many numbers a rank keeps of each weight beside it, but for the optimizer's."""
-    config, layout = run.config, run.layout
+def _num_averages(run: Run) -> int:
+    """Count the numbers that a rank keeps of each weight for averages of any kind."""
+    config = run.config
     num = 1 if config.ema else 0
     num += 2 if config.average == "outer" else 0  # the last average's weights, and their velocity
+    is_given = config.overlap and run.layout.num_teams > 1
+    return num + (2 if is_given else 0)  # what was given last, and its mean
+
+
+def _num_left_out(run: Run) -> int:
+    """Count the numbers that compression leaves out of each weight for the next sum."""
+    config, layout = run.config, run.layout
     num_replicas = layout.team_size if config.strategy == "synchronous" else layout.num_teams
-    if num_replicas > 1:
-        num += 2 if config.overlap else 0  # what was given last, and its mean
-        num += 1 if config.compress != "none" and config.average != "weights" else 0  # left out
-    return num
+    is_lossy = config.compress != "none" and config.average != "weights"
+    return 1 if is_lossy and num_replicas > 1 else 0
 
 
 def _num_in_sums(run: Run) -> int:
-    """How many numbers of the weights' precision the sum of a weight's gradients takes.
+    """Count the numbers of the weights' precision that the sum of a weight's gradients takes.
 
     In twice the precision it takes two, and where that is another dtype one more, rounded.
     """

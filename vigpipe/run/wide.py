@@ -39,8 +39,10 @@ def describe_wide(run: Run, models: list[StagedModel], optimizer: torch.optim.Op
         draws = drawn(run.make_wide_model)
     else:
         weights = to_reference_names(read_weights(run.config.weights))  # mapped, not read
-        own = run.make_wide_model().to(run.dtype)
-        weights = match_state(weights, own, str(run.config.weights))
+        like = run.make_wide_model()
+        if any(tensor.dtype == torch.float64 for tensor in weights.values()):
+            like = like.double()  # nothing is rounded before it is copied, tile by tile
+        weights = match_state(weights, like, str(run.config.weights))
 
     @torch.no_grad()
     def fill(target: Tensor, name: str, index: Index) -> None:

@@ -127,6 +127,6 @@ def ratio(seconds: Mapping[Way, list[float]], reference: Way, way: Way) -> Ratio
     """Compare a way with another one, turn by turn, in those that both took."""
     num_turns = min(len(seconds[reference]), len(seconds[way]))
     both = zip(seconds[reference][:num_turns], seconds[way][:num_turns], strict=True)
-    ratios = [slow / fast for slow, fast in both]
+    ratios = [of_reference / own for of_reference, own in both]
     first, middle, third = quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     return Ratio(median(ratios), min(ratios), max(ratios), third - first <= WIDEST * middle)

@@ -135,13 +135,8 @@ def training_step(
     return step_of(make_rank_state(prepare(config, weight_dtype(dtype)), 0, device))
 
 
-def step_of(rank_state: RankState | None) -> Callable[[], object]:
-    """Make a training step on the first batch of a run, which is read here.
-
-    Without a rank state the step does nothing.
-    """
-    if rank_state is None:
-        return lambda: None
+def step_of(rank_state: RankState) -> Callable[[], object]:
+    """Make a training step on the first batch of a run, which is read here."""
     batch = next(batches(rank_state))
     return lambda: train_step(rank_state, batch)
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.split import CountedShards
 from tests.faults.test_faults import ENV, FAULTY, line
 from tests.refusals import check_refusals
 from tests.world import run_command, run_ranks
@@ -18,6 +17,7 @@ from vigpipe.commands.comparable import check_comparable
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
 from vigpipe.parallel.layout import Layout
+from vigpipe.profiling.rehearse import CountedShards
 from vigpipe.run.facts import prepare
 from vigpipe.start import fit_to_world_size
 from vigpipe.training import train
