@@ -14,8 +14,7 @@ from benchmarks.subnetworks_outcome import VARIANTS, Case, read_outcome
 from benchmarks.subnetworks_page import page_of
 from benchmarks.trained import Question, Run, check_left_out, check_seeds, parse_numbers
 from benchmarks.ways import OF_WAYS, parse_ways
-from vigpipe.config.of_jobs import OF_GRAPHS, OF_IMAGES
-from vigpipe.config.options import flag
+from vigpipe.config.options import OPTIONS, flag
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.errors import InputError
 
@@ -65,9 +64,9 @@ def _parse_variant(word: str, options: SubnetworksBench) -> str:
             "them with + between them"
         )
     is_graph = MODEL_DEFAULTS[options.model].job == "graph"
-    of_others, others = (OF_IMAGES, "images") if is_graph else (OF_GRAPHS, "graphs")
+    of_others, others = ("images", "images") if is_graph else ("graph", "graphs")
     for part in word.split("+"):
-        if set(VARIANTS[part]) & set(of_others):
+        if any(OPTIONS[name].job == of_others for name in VARIANTS[part]):
             raise InputError(
                 f"--variants {options.variants}: {part} is for {others}, and --model is "
                 f"{options.model}; leave it out"

@@ -4,8 +4,7 @@ import re
 from typing import NamedTuple
 
 from vigpipe.config.choices import PARTITIONS, SAMPLERS
-from vigpipe.config.of_jobs import OF_SAMPLERS
-from vigpipe.config.options import TrainConfig, flag
+from vigpipe.config.options import TrainConfig, flag, of_sampler
 from vigpipe.errors import InputError
 
 FORM = (
@@ -13,7 +12,7 @@ FORM = (
     "+MERGE, such as metis:400+10@20"
 )
 _CHOSEN = ("sampler", "partition", "parts", "merge")  # by a way
-_SIZES = {sampler: names for sampler, names in OF_SAMPLERS.items() if sampler != "parts"}
+_SIZES = {sampler: of_sampler(sampler) for sampler in SAMPLERS if sampler != "parts"}
 # Options of `vigpipe train` that not all runs share.
 OF_WAYS = (*_CHOSEN, *dict.fromkeys(name for names in _SIZES.values() for name in names))
 

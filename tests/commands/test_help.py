@@ -12,8 +12,10 @@ from cyclopts import App
 from vigpipe.cli import main, make_app
 from vigpipe.commands.completion import completion_script
 from vigpipe.commands.help import help_text
-from vigpipe.config.groups import GROUPS, SHORT
-from vigpipe.config.options import TrainConfig, flag
+from vigpipe.config.options import OPTIONS, TrainConfig, flag
+
+SHORT = [name for name, facts in OPTIONS.items() if facts.short]
+GROUPS = dict.fromkeys(facts.group for facts in OPTIONS.values())
 
 
 def options_in(text: str) -> list[str]:

@@ -3,8 +3,15 @@
 from pathlib import Path
 from typing import get_args, get_type_hints
 
+from docs import keywords as written
 from vigpipe.config.keywords import TrainKeywords
 from vigpipe.config.options import TrainConfig
+
+
+def test_the_file_is_what_the_options_say():
+    assert written.FILE.read_text(encoding="utf-8") == written.text(), (
+        "an option has changed: write the file again with python -m docs.keywords"
+    )
 
 
 def test_every_option_is_a_keyword_and_takes_what_the_command_takes():

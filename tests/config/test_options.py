@@ -10,6 +10,7 @@ import tomli_w
 from vigpipe.cli import main
 from vigpipe.config.check_job import check_job
 from vigpipe.config.choices import GRAPH_MODELS, MODELS, RECIPES, SAMPLERS
+from vigpipe.config.demands import filled_in
 from vigpipe.config.files import as_toml
 from vigpipe.config.options import (
     MODEL_DEFAULTS,
@@ -103,8 +104,8 @@ def test_what_is_resolved_is_within_bounds_and_stays_when_read_back(model):
 @pytest.mark.parametrize("model", GRAPH_MODELS)
 def test_a_graph_model_has_no_options_of_images_and_stays_when_read_back(model):
     for sampler in SAMPLERS:
-        config = with_model_defaults(
-            replace(TrainConfig(data="Cora"), model=model, sampler=sampler)
+        config = filled_in(
+            with_model_defaults(replace(TrainConfig(data="Cora"), model=model, sampler=sampler))
         )
         check_numbers(config)
         check_job(config)

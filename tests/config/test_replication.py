@@ -16,7 +16,7 @@ from vigpipe.run.facts import prepare
 PERIODIC = TrainConfig(strategy="periodic", dp=2)
 GOSSIP = TrainConfig(strategy="gossip", dp=3)
 SERVER = TrainConfig(strategy="server", dp=3)
-SHARED = TrainConfig(shards=2)
+SHARED = TrainConfig(model="gcn", shards=2)
 HALO = TrainConfig(model="gcn", shards=2, split="halo", halo="stale")
 
 
@@ -63,34 +63,43 @@ def test_a_graph_is_shared_by_rows_and_columns_unless_it_is_said_otherwise():
 
 
 REFUSED = [
-    (TrainConfig(average_every=5), "--average-every 5: says how replicas that take steps"),
+    (
+        TrainConfig(average_every=5),
+        "--average-every 5: is for .* gossip or subnetworks, where",
+    ),
     (TrainConfig(replay=Path("runs/a")), "--replay runs/a: does again what replicas"),
     (TrainConfig(divided="tied"), "--divided tied: is for --strategy subnetworks"),
     (replace(PERIODIC, sync="drain"), "--sync drain: .* leave it out"),
-    (replace(PERIODIC, elastic=True), "--elastic: changes the number of replicas"),
+    (
+        replace(PERIODIC, elastic=True),
+        "--elastic: is for .* choose synchronous",
+    ),
     (
         replace(PERIODIC, average="gradients", outer_momentum=0.5),
-        "--outer-momentum 0.5: is for --average outer, and --average is gradients",
+        "--outer-momentum 0.5: is for --average outer, .*, and --average is gradients",
     ),
-    (replace(PERIODIC, timing=True), "--timing: accounts for steps"),
-    (TrainConfig(pairs="any"), "--pairs any: says how .* add --strategy gossip"),
+    (replace(PERIODIC, timing=True), "--timing: is for --strategy synchronous"),
+    (
+        TrainConfig(pairs="any"),
+        "--pairs any: is .* is synchronous; .* choose gossip",
+    ),
     (replace(PERIODIC, gossip_between="hosts"), "--gossip-between hosts: is for --strategy"),
     (replace(PERIODIC, answer="item"), "--answer item: is for --strategy gossip"),
     (replace(GOSSIP, average="outer"), "--average outer: needs the mean of all replicas"),
     (replace(GOSSIP, outer_lr=1.0), "--outer-lr 1.0: is for --average outer"),
     (replace(GOSSIP, pairs="sets"), "must be even, and --dp is 3; choose --pairs any"),
     (replace(GOSSIP, pairs="sets", dp=2, answer="interval"), "--answer interval: with --pairs"),
-    (TrainConfig(overlap=2), "--overlap 2: says how .* add --strategy periodic"),
-    (replace(GOSSIP, overlap=2), "--overlap 2: is for averages of weights of all replicas"),
+    (TrainConfig(overlap=2), "--overlap 2: is .* is synchronous; .* choose periodic"),
+    (replace(GOSSIP, overlap=2), "--overlap 2: is for --strategy periodic, where all replicas"),
     (
         replace(PERIODIC, average="gradients", overlap=0),
         "--overlap 0: .* and --average is gradients; leave it out, or choose",
     ),
     (replace(PERIODIC, overlap=20), "--overlap 20: .* less than --average-every, which is 20"),
-    (TrainConfig(staleness=2), "--staleness 2: says how .* add --strategy server"),
+    (TrainConfig(staleness=2), "--staleness 2: is .* choose server"),
     (replace(GOSSIP, staleness="none"), "--staleness none: is for .* and --strategy is gossip"),
-    (replace(SERVER, average_every=5), "--average-every 5: is about replicas that are averaged"),
-    (replace(SERVER, final="mean"), "--final mean: is about .* take the weights of the server"),
+    (replace(SERVER, average_every=5), "--average-every 5: is .*, and --strategy is server"),
+    (replace(SERVER, final="mean"), "--final mean: is .*, and --strategy is server"),
     (replace(SERVER, compress="bfloat16"), "--compress bfloat16: is for sums and averages"),
     (
         TrainConfig(compress="bfloat16", dtype="float16"),
@@ -107,7 +116,10 @@ REFUSED = [
         replace(SHARED, dp=2, strategy="subnetworks"),
         "--shards 2: lets ranks share the channels of a model, .* leave one of the two out",
     ),
-    (replace(HALO, split=None), "--halo stale: says what .* --split is mixed; leave it out"),
+    (
+        replace(HALO, split=None),
+        "--halo stale: is for .* --split is mixed; leave it",
+    ),
     (replace(HALO, recompute="always"), "--halo stale with --recompute always: a repeated"),
     (replace(SHARED, chunks=3, split="halo"), "--chunks 3: is for .* and --split is halo; leave"),
     (TrainConfig(adjacency="split"), "--adjacency split: is .* and --shards is 1; leave"),

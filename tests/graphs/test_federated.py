@@ -103,7 +103,7 @@ def test_wrong_use_is_one_sentence():
     rows = [
         ({"sampler": "full", **no_parts}, "--items own: is for a graph that"),
         (images, "--items own: is for a graph that is cut into"),
-        ({"strategy": "synchronous", "average_every": None}, "--items own: says how replicas that"),
+        ({"strategy": "synchronous", "average_every": None}, "--items own: is for --strategy peri"),
         (
             {"microbatches": 5},
             f"--microbatches 5: a step of a replica {few} its own an epoch; choo",

@@ -165,7 +165,7 @@ def test_wrong_use_of_other_samplers_is_one_sentence():
     full = "takes 4 sub-graphs, but --sampler full has 1 an epoch; take both as 1"
     few = "takes 4 sub-graphs, but --sampler saint-walk has [12] an epoch; choose smaller sub-gr"
     rows = [
-        ("full", {"coverage": 5}, "--coverage 5: is for --sampler saint-node or saint-edge or"),
+        ("full", {"coverage": 5}, "--coverage 5: is for --sampler saint-node, saint-edge or sa"),
         ("full", {}, full),
         ("fastgcn", {"items": "own", "dp": 2}, "--items own: is for a graph that is cut into par"),
         ("neighbour", {"fanout": "3,0"}, "--fanout 3,0: must be numbers of neighbours, 1 or more"),

@@ -21,7 +21,7 @@ from vigpipe.checkpoint.manifest import (
 from vigpipe.checkpoint.rescue import salvage
 from vigpipe.checkpoint.state import check_fits, needed_tensors, replica_prefix, restore
 from vigpipe.config.files import as_toml
-from vigpipe.config.options import TrainConfig, flag
+from vigpipe.config.options import OPTIONS, TrainConfig, flag
 from vigpipe.errors import InputError
 from vigpipe.files.untrusted import read_toml
 from vigpipe.model import mapped
@@ -32,28 +32,10 @@ if TYPE_CHECKING:
     from vigpipe.run.facts import Run
     from vigpipe.run.rank import RankState
 
-# Options that may differ from the checkpoint's: where the run computes and how fast, what it
-# writes, and how long it is. All other options determine what is computed.
-MAY_DIFFER = {
-    *("config", "weights", "new_classifier", "out"),
-    *("data", "data_dir", "download", "workers", "skip_bad_images"),
-    *("stages", "microbatches", "dp", "schedule", "virtual_stages", "sync", "elastic", "final"),
-    *("shards", "split", "adjacency", "chunks", "sparse_threads"),
-    *(
-        "device",
-        "threads",
-        "timeout",
-        "impl",
-        "compile",
-        "cuda_graph",
-        "tf32",
-        "boundary",
-        "recompute",
-    ),
-    *("epochs", "steps", "evaluate_every", "detect_anomaly", "on_nan", "log_every", "track"),
-    *("timing", "timing_warmup", "timing_steps", "trace"),
-    *("checkpoint_every", "keep", "keep_best", "resume", "max_restarts", "stop_before"),
-}
+# Options that may differ from those of the checkpoint that a run goes on from, and of the run that
+# it does again.
+_RESUMED = {name for name, facts in OPTIONS.items() if facts.differs != "never"}
+_REPLAYED = {name for name, facts in OPTIONS.items() if facts.differs == "always"}
 
 # Of tensors.
 _KINDS = (
@@ -61,13 +43,6 @@ _KINDS = (
     *("residual", "powersgd_q", "rows"),
 )
 _OTHER_REPLICA = re.compile("replica[0-9]+/")  # see `state.replica_prefix`
-
-# Of these, what must not differ if a run is to do again what an earlier one did, bit for bit.
-_SAME_IN_REPLAY = {
-    *("dp", "microbatches", "steps", "epochs"),
-    *("shards", "split", "adjacency", "chunks", "sparse_threads"),
-    *("device", "impl", "compile", "cuda_graph", "tf32", "boundary", "recompute"),
-}
 
 
 def check_same_options(folder: Path, run: "Run") -> None:
@@ -82,7 +57,7 @@ def check_same_options(folder: Path, run: "Run") -> None:
     """
     path = folder / "config.toml"
     advice = f"give the same options, as --config {path} does"
-    _check_options(f"--replay {folder}", read_toml(path), run, MAY_DIFFER - _SAME_IN_REPLAY, advice)
+    _check_options(f"--replay {folder}", read_toml(path), run, _REPLAYED, advice)
 
 
 def _check_options(
@@ -235,7 +210,7 @@ def check_belongs(manifest: Manifest, run: "Run", where: Path) -> None:
         f"--resume {where}",
         manifest.config,
         run,
-        MAY_DIFFER,
+        _RESUMED,
         "a run goes on as it began, so change the option, or start another run from its --weights",
     )
     for name, value in run.fingerprint.items():

@@ -5,7 +5,7 @@ The commands that take all options of `vigpipe train` show their own ones and po
 
 import shutil
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from cyclopts import App, Parameter
 
-from vigpipe.config.groups import GROUPS, SHORT
-from vigpipe.config.options import TrainConfig
+from vigpipe.config.options import OPTIONS, TrainConfig
 
 FLAGS = ("--help", "-h", "--help-all")
 _INDENT = 28  # columns before the meaning of an option
@@ -58,7 +57,7 @@ def options_of(command: App) -> list[Option]:
         Option(
             tuple(argument.names),
             *_values(argument.hint),
-            _default(argument.field_info.default),
+            _default(argument.field_info.default) or _filled(argument.names[0]),
             bool(argument.required),
             " ".join((argument.parameter.help or "").split()),
         )
@@ -144,8 +143,9 @@ def _list_options(name: str, command: App, is_full: bool, width: int) -> list[st
     own = beside_train(options, trains)
     more = ""  # where the options are that are left out
     if name == "vigpipe train":
-        groups = _grouped(o for o in options if is_full or o.field in SHORT)
-        more = f"There are {len(options) - len(SHORT)} more: vigpipe train --help-all."
+        shown = [o for o in options if is_full or OPTIONS[o.field].short]
+        groups = _grouped(shown)
+        more = f"There are {len(options) - len(shown)} more: vigpipe train --help-all."
     elif own is not None:
         groups = {"Options": own} | (_grouped(trains) if is_full else {})
         more = "It takes the options of vigpipe train as well, which vigpipe train --help tells."
@@ -163,10 +163,10 @@ def _list_options(name: str, command: App, is_full: bool, width: int) -> list[st
 
 def _grouped(options: Iterable[Option]) -> dict[str, list[Option]]:
     by_field = {option.field: option for option in options}
-    return {
-        group: [by_field[field] for field in fields if field in by_field]
-        for group, fields in GROUPS.items()
-    }
+    groups: dict[str, list[Option]] = {}
+    for name, facts in OPTIONS.items():
+        groups.setdefault(facts.group, []).extend([by_field[name]] if name in by_field else [])
+    return groups
 
 
 def _entry(label: str, meaning: str, width: int, indent: int = _INDENT) -> list[str]:
@@ -211,6 +211,16 @@ def _values(hint: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:  # noqa: ANN4
         return (f"{kind} …",), ()
     names = {int: "whole number", float: "number", str: "text", Path: "path"}
     return ((names[hint],), ()) if hint in names else ((), ())
+
+
+def _filled(name: str) -> str:
+    """What an option of training is where it counts and is left open."""
+    facts = OPTIONS.get(name.removeprefix("--").replace("-", "_"))
+    if facts is None or facts.filled is None:
+        return ""
+    if isinstance(facts.filled, Mapping):
+        return ", ".join(f"{value} with {of}" for of, value in facts.filled.items())
+    return str(facts.filled)
 
 
 def _default(default: object) -> str:

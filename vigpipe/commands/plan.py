@@ -19,8 +19,7 @@ from vigpipe.commands.cluster import (
 )
 from vigpipe.commands.plan_ways import run_plan_ways
 from vigpipe.config.choices import Sync
-from vigpipe.config.of_jobs import OF_GRAPHS
-from vigpipe.config.options import TrainConfig, as_given
+from vigpipe.config.options import OPTIONS, TrainConfig, as_given
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.config.verbs import PlanConfig
 from vigpipe.errors import InputError
@@ -372,7 +371,8 @@ def _command(best: Proposal, config: TrainConfig, out: Path) -> str:
     if MODEL_DEFAULTS[config.model].job == "graph":
         words += ["--data", config.data]
     plain = TrainConfig()
-    for name in ("batch_size", *OF_GRAPHS):
+    of_graphs = [name for name, facts in OPTIONS.items() if facts.job == "graph"]
+    for name in ("batch_size", *of_graphs):
         if (value := getattr(config, name)) != getattr(plain, name):
             words += as_given(name, value).split()
     return shlex.join(words)

@@ -15,7 +15,7 @@ from vigpipe.commands.cluster import (
     quantity,
     ranks_to_measure,
 )
-from vigpipe.config.of_jobs import OF_LAYERS
+from vigpipe.config.choices import OF_LAYERS
 from vigpipe.config.options import TrainConfig, as_given, flag
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.config.verbs import PlanConfig

@@ -2,9 +2,8 @@
 
 from typing import get_args
 
-from vigpipe.config.choices import GraphNorm, Norm
-from vigpipe.config.of_jobs import OF_GRAPHS, OF_IMAGES, OF_LAYERS, OF_SAMPLERS
-from vigpipe.config.options import TrainConfig, as_given, flag, parse_fanout
+from vigpipe.config.choices import OF_LAYERS, GraphNorm, Norm
+from vigpipe.config.options import OPTIONS, TrainConfig, as_given, flag, parse_fanout
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.config.replication import balances_parts
 from vigpipe.errors import InputError
@@ -27,7 +26,8 @@ def check_job(config: TrainConfig) -> None:
         InputError: an option is for models of another kind.
     """
     job = MODEL_DEFAULTS[config.model].job
-    others, what = (OF_IMAGES, "images") if job == "graph" else (OF_GRAPHS, "a graph")
+    others = [name for name, facts in OPTIONS.items() if facts.job not in (None, job)]
+    what = "images" if job == "graph" else "a graph"
     model = f"{config.model} is a model of {'a graph' if job == 'graph' else 'images'}"
     for name in others:
         value = getattr(config, name)
@@ -46,20 +46,12 @@ def check_job(config: TrainConfig) -> None:
             "replica only; choose fixed or pool, or --sampler parts"
         )
     _check_repartition(config)
-    _check_sampler(config)
+    _check_fanout(config)
     _check_sparse_threads(config)
 
 
-def _check_sampler(config: TrainConfig) -> None:
-    """Check the options of other samplers than the chosen one, and the fanout of its layers."""
-    for name in dict.fromkeys(name for names in OF_SAMPLERS.values() for name in names):
-        value, samplers = getattr(config, name), [s for s in OF_SAMPLERS if name in OF_SAMPLERS[s]]
-        if value is not None and config.sampler not in samplers:
-            those = " or ".join(samplers)
-            raise InputError(
-                f"{as_given(name, value)}: is for --sampler {those}, and --sampler is "
-                f"{config.sampler or 'full'}; choose {those}, or leave it out"
-            )
+def _check_fanout(config: TrainConfig) -> None:
+    """Raise InputError unless there is a number for each layer, or one for all."""
     num_layers = config.layers or MODEL_DEFAULTS[config.model].layers
     num_fanouts = len(parse_fanout(config.fanout))
     if num_fanouts > 1 and num_fanouts != num_layers:

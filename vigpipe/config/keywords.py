@@ -1,4 +1,7 @@
-"""The options of a training run as keyword arguments of `vigpipe.train`, for editors and types."""
+"""The options of a training run as keyword arguments of `vigpipe.train`, for editors and types.
+
+Written by `python -m docs.keywords` from `TrainConfig`, and a test compares the two.
+"""
 
 from pathlib import Path
 from typing import Literal, TypedDict
@@ -10,7 +13,6 @@ from vigpipe.schedules import Schedule
 class TrainKeywords(TypedDict, total=False):
     """The options of `TrainConfig`, which explains them; a path may also be given as text."""
 
-    config: Path | str | None
     model: choices.Model
     weights: Path | str | None
     new_classifier: bool
@@ -18,19 +20,35 @@ class TrainKeywords(TypedDict, total=False):
     aggregator: str | None
     stochastic_dilation: float
     stem_stride: int | None
+    norm: choices.Norm | choices.GraphNorm | None
+    drop_path: float | None
+    dropout: float
     compat: choices.Compat | None
     impl: choices.Impl
     compile: bool
     cuda_graph: bool | None
-    norm: choices.Norm | choices.GraphNorm | None
     layers: int | None
     width: int | None
     heads: int | None
-    drop_path: float | None
-    dropout: float
+    dtype: choices.Dtype
+    tf32: bool
     data: str
     data_dir: Path | str
     download: bool
+    image_size: int | str | None
+    crop_pct: float | None
+    augment: bool | None
+    random_crop: choices.RandomCrop | None
+    auto_augment: str | None
+    color_jitter: float | None
+    erasing: float | None
+    mixup: float | None
+    cutmix: float | None
+    smoothing: float | None
+    repeated_augment: int | None
+    workers: int
+    skip_bad_images: bool
+    validation: float
     features: choices.Features | None
     symmetric: bool | None
     sampler: choices.Sampler | None
@@ -46,34 +64,48 @@ class TrainKeywords(TypedDict, total=False):
     batch_nodes: int | None
     layer_nodes: int | None
     fanout: str | None
-    image_size: int | str | None
-    crop_pct: float | None
+    config: Path | str | None
+    out: Path | str | None
     recipe: choices.Recipe | None
-    augment: bool | None
-    random_crop: choices.RandomCrop | None
-    auto_augment: str | None
-    color_jitter: float | None
-    erasing: float | None
-    mixup: float | None
-    cutmix: float | None
-    smoothing: float | None
-    repeated_augment: int | None
-    workers: int
-    skip_bad_images: bool
-    validation: float
-    stages: int | Literal["auto"] | Path | str
+    epochs: int | None
+    steps: int | None
+    batch_size: int | None
+    opt: choices.Optimizer | None
+    lr: float | None
+    weight_decay: float | None
+    decay: choices.Decay | None
+    layer_decay: float
+    lr_schedule: choices.LrSchedule | None
+    min_lr: float | None
+    warmup_epochs: int | None
+    warmup_lr: float
+    clip: float | None
+    ema: float | None
+    seed: int
+    evaluate_every: int
+    log_every: int | str | None
+    track: choices.Track | None
+    on_nan: choices.OnNan
+    detect_anomaly: bool
+    stages: int | Literal["auto"] | (Path | str)
     microbatches: int
-    dp: int
     schedule: Schedule
     virtual_stages: int
+    boundary: choices.Boundary
+    recompute: choices.Recompute
     shards: int
     split: choices.Split | None
     adjacency: choices.Edging
     chunks: int
     halo: str | None
+    device: choices.Device
+    threads: int | None
     sparse_threads: int
-    sync: choices.Sync | None
+    timeout: float | None
+    dp: int
     strategy: choices.Strategy
+    sync: choices.Sync | None
+    elastic: bool
     average_every: int | None
     average: choices.Average | None
     outer_lr: float | None
@@ -91,42 +123,13 @@ class TrainKeywords(TypedDict, total=False):
     items: choices.Items | None
     final: choices.Final | None
     replay: Path | str | None
-    device: choices.Device
-    dtype: choices.Dtype
-    tf32: bool
-    boundary: choices.Boundary
-    recompute: choices.Recompute
-    detect_anomaly: bool
-    threads: int | None
-    timeout: float | None
-    opt: choices.Optimizer | None
-    lr: float | None
-    weight_decay: float | None
-    decay: choices.Decay | None
-    layer_decay: float
-    lr_schedule: choices.LrSchedule | None
-    min_lr: float | None
-    warmup_epochs: int | None
-    warmup_lr: float
-    clip: float | None
-    ema: float | None
-    batch_size: int | None
-    epochs: int | None
-    steps: int | None
     checkpoint_every: int | str
     keep: int
     keep_best: choices.KeepBest | None
     resume: str | None
     max_restarts: int
-    elastic: bool
     stop_before: str | None
-    on_nan: choices.OnNan
-    evaluate_every: int
-    log_every: int | str | None
-    track: choices.Track | None
     timing: bool
     timing_warmup: int
     timing_steps: int
     trace: bool
-    seed: int
-    out: Path | str | None

@@ -40,11 +40,11 @@ from vigpipe.config.choices import (
     Track,
 )
 from vigpipe.config.compress import parse_compress
+from vigpipe.config.declare import When, facts_of, in_group
 from vigpipe.config.halo import parse_halo
 from vigpipe.config.interval import parse_interval
-from vigpipe.config.of_jobs import OF_IMAGES
 from vigpipe.config.prepared import OF_FOLDER, is_prepared
-from vigpipe.config.recipes import MODEL_DEFAULTS, NO_RECIPE, RECIPES, SAMPLER_DEFAULTS
+from vigpipe.config.recipes import MODEL_DEFAULTS, NO_RECIPE, RECIPES
 from vigpipe.errors import InputError
 from vigpipe.schedules import Schedule
 
@@ -54,14 +54,45 @@ MOST_EMA = 0.999999  # with 1 the average would be the random weights of the fir
 _AUGMENTATION = ("random_crop", "auto_augment", "color_jitter", "erasing")
 
 
+_model, _data, _training, _layout, _replicas, _checkpoints, _timing = map(
+    in_group, ("Model", "Data", "Training", "Layout", "Replicas", "Checkpoints", "Timing")
+)
+
+
+def _sampled(*samplers: Sampler) -> When:
+    return When("sampler", samplers)
+
+
+_PARTS = _sampled("parts")
+_SHARED = When("shards", range(2, 1 << 20), "where ranks share a graph", named="2 or more")
+_MIXED = When("split", ("mixed",), "where ranks share the channels of all nodes")
+_HALO = When("split", ("halo",), "where each rank has a part of a graph")
+_SUMMED = When("strategy", ("synchronous",), "where all replicas take every step together")
+_OWN_STEPS = When(
+    "strategy", ("periodic", "gossip", "server"), "where replicas take steps of their own"
+)
+_AVERAGED = When("strategy", ("periodic", "gossip"), "where replicas that differ are averaged")
+_MEET = When(
+    "strategy",
+    ("periodic", "gossip", "subnetworks"),
+    "where replicas take steps of their own and meet now and then",
+)
+_TOGETHER = When("strategy", ("periodic",), "where all replicas are averaged at once")
+_IN_PAIRS = When("strategy", ("gossip",), "where replicas meet in pairs")
+_SERVED = When("strategy", ("server",), "where gradients come late")
+_DIVIDED = When("strategy", ("subnetworks",), "where each replica has some of the channels")
+_OUTER = When("average", ("outer",), "which has an optimizer of its own")
+_WEIGHTS = When("average", ("weights", "outer"), "which travel while each replica goes on")
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """Options of a training run.
 
     An option left at `None` takes the value of the recipe or, if the recipe sets none, the model's.
+    One that counts only where others say something, as those of a sampler do, has a default there.
 
     Attributes:
-        config: TOML file of options, such as the one that every run writes; flags override it.
         model: the model to train.
         weights: file of initial weights, from a vigpipe run or from the reference code.
         new_classifier: load all initial weights except the last layer's, to train on other classes.
@@ -73,6 +104,10 @@ class TrainConfig:
         stochastic_dilation: probability that, in training, a block draws a sample's k neighbours at
             random from its k times dilation nearest.
         stem_stride: side, in pixels, of the patch that becomes a node; by default the model's own.
+        norm: normalisation layer; with layer and group, the result does not depend on how a batch
+            is cut into micro-batches. By default batch for images, and none for a graph.
+        drop_path: drop-path rate of the last block; the rate rises linearly from 0 in the first.
+        dropout: dropout rate in the readout; of graph models, before or between their layers.
         compat: reference keeps the quirks of the published code, for weights trained with it.
         impl: fused uses the fused operators where they exist (vigpipe doctor lists them), plain
             uses plain torch everywhere; both take the same weights and give the same numbers up to
@@ -82,13 +117,14 @@ class TrainConfig:
         cuda_graph: record the forwards and backwards of a step as one CUDA graph, which starts all
             their kernels at once; for one stage on a GPU. By default on where one rank trains on
             images on a GPU in float32 or bfloat16, neither compiled nor timed.
-        norm: normalisation layer; with layer and group, the result does not depend on how a batch
-            is cut into micro-batches. By default batch for images, and none for a graph.
         layers: number of layers of a graph model; by default 2, and 16 for gcn2.
         width: channels between two layers of a graph model; by default 128.
         heads: attention heads of gat, which share the width; by default 8.
-        drop_path: drop-path rate of the last block; the rate rises linearly from 0 in the first.
-        dropout: dropout rate in the readout; of graph models, before or between their layers.
+        dtype: type of weights and features; bfloat16 and float16 keep float32 weights and compute
+            matrix products in that type. With float16, for GPUs without bfloat16, the loss is
+            scaled, and a step whose gradients overflow is skipped.
+        tf32: let GPUs round the factors of float32 matrix products and convolutions to 10 bits,
+            which is faster.
         data: digits, cifar10, fake, or a folder with train/<class>/<image> and
             test/<class>/<image>; or tar files, MNIST's files, a .npz file, or a folder of Hugging
             Face's save_to_disk or of parquet files. For graph models: a graph file (.npz), a folder
@@ -96,37 +132,8 @@ class TrainConfig:
             sbm:NODES,CLASSES for a random graph.
         data_dir: folder of the CIFAR-10 files, or of the data sets of graphs that have a name.
         download: fetch CIFAR-10, or the data set, if it is not in the data folder.
-        features: how the features of a graph's nodes are scaled: raw, the default, leaves them as
-            they are; row divides each node's by their sum; tfidf gives rare ones more weight.
-        symmetric: use every edge of a graph in both directions, as by default.
-        sampler: what sub-graph of a graph a micro-batch is: full, the default, is the graph itself;
-            parts takes the parts of --partition; saint-node, saint-edge and saint-walk draw nodes
-            (GraphSAINT); fastgcn and neighbour take some training nodes, and sample edges for every
-            layer (FastGCN, GraphSAGE).
-        partition: how a graph is cut into parts: metis, the default, cuts few edges; random draws
-            each node's part; spectral and walks look for clusters.
-        parts: number of parts; by default 40.
-        repartition_every: epochs after which a graph is cut anew: random parts are drawn again, and
-            others are balanced by the time that nodes and edges have taken; by default never.
-        merge: number of parts that are joined in a micro-batch, with the edges between them
-            (Cluster-GCN); by default 1.
-        sample_nodes: with saint-node, nodes that a sub-graph draws, with replacement; by default
-            8000.
-        sample_edges: with saint-edge, edges that a sub-graph draws the ends of; by default 6000.
-        roots: with saint-walk, random walks of a sub-graph; by default 2000.
-        walk_length: with saint-walk, steps of a walk; by default 4.
-        coverage: with saint-node, saint-edge and saint-walk, how often each node is drawn before
-            the training, on average, to know how often it comes; by default 50.
-        batch_nodes: with fastgcn and neighbour, training nodes of a micro-batch; by default 256 and
-            1024.
-        layer_nodes: with fastgcn, nodes that are drawn for each layer; by default 400.
-        fanout: with neighbour, how many neighbours of a node are taken, at most: one number for all
-            layers, the default is 10, or numbers from the last layer back to the first, such as
-            25,10.
         image_size: side in pixels of the square that images are resized to, or HEIGHTxWIDTH.
         crop_pct: fraction of the side of a resized test image that is kept.
-        recipe: complete training recipe with augmentation and learning-rate schedule: imagenet is
-            the published one, cifar is meant for small images.
         augment: crop and mirror training images at random.
         random_crop: how training images are cropped: box takes a box of random size, shift moves
             the image by up to an eighth of its side.
@@ -145,94 +152,37 @@ class TrainConfig:
         skip_bad_images: leave out images that cannot be read, and report how many.
         validation: share of the training images of each class, such as 0.1, that the seed draws,
             and that is held out of training and scored in every evaluation, to choose weights by.
-        stages: number of ranks in one pipeline, or a plan: a file, or the name of one of vigpipe's
-            such as vig-ti-2; or auto, which uses all the ranks there are, or all that this host has
-            room for, and cuts the model by measured cost.
-        microbatches: micro-batches into which each replica cuts its share of a batch.
-        dp: number of data-parallel replicas.
-        schedule: order of forwards and backwards.
-        virtual_stages: stages per rank, for interleaved1f1b and loopedbfs.
-        shards: number of ranks that share each sub-graph, or each image, of a replica, where its
-            features do not fit one rank: dp times as many ranks are started. Only with one stage,
-            and with images only for a ViG.
-        split: how they share a sub-graph: mixed, the default, where each has the features of some
-            nodes, and while neighbours are summed some channels of all nodes (MixGCN); or halo,
-            where each has a part that METIS cuts, and gets the features of its nodes' neighbours in
-            others.
-        adjacency: with mixed, the edges that a rank keeps: whole, all of them; or split, those of
-            its own nodes, which then travel round the ranks whenever neighbours are summed.
-        chunks: with mixed, the number of chunks of nodes in which features leave for other ranks
-            while more are summed, where ranks send; those of one machine's CPUs write into each
-            other's memory instead. The result does not depend on it.
-        halo: with halo, which features of neighbours in other parts a rank gets: exact, the
-            default, those of the same step; stale, those of the step before, which travel meanwhile
-            (PipeGCN); or sampled:P, each with probability P, counted 1 / P times (BNS-GCN).
-        sparse_threads: threads of each rank, besides its own, that sum what the edges of a graph
-            bring, while its own multiply: chunks of nodes go from one to the other (MixGCN). With
-            gcn, gin, and the mean of sage; also beside a GPU, which then multiplies only. 0, the
-            default, for none.
-        sync: how gradients are added up over the replicas: after the pipeline has drained, in twice
-            their precision (double) or in their own (drain), or by DDP during the last backward
-            (ddp); by default double on CPUs, and on GPUs ddp with one stage and drain with several.
-        strategy: how the replicas agree: synchronous adds their gradients up in every step;
-            periodic lets them take steps of their own, and averages all of them now and then;
-            gossip averages two at a time; server is a parameter server of as many ranks as there
-            are stages, started besides, and applies each replica's gradients as they come;
-            subnetworks lets each replica train some of the channels of a wide model, others in each
-            round, on all the data (GIST).
-        average_every: steps between two averages, or of a round with subnetworks; by default 20.
-        average: what is averaged: gradients; or weights, the default; or outer, where the mean of
-            the weights drives an optimizer of its own (DiLoCo).
-        outer_lr: learning rate of that optimizer, SGD with Nesterov momentum; by default 1.
-        outer_momentum: its momentum; by default 0.5, and 0.9 is for thousands of averages.
-        overlap: with periodic, own steps after which a replica applies an average, which travels
-            meanwhile; by default 0, where it waits.
-        pairs: with gossip, whom a replica may draw as its partner: any that has none, the default;
-            or sets, where even replicas draw odd ones.
-        answer: with gossip, when a replica comes that was drawn: after its next item, the default,
-            or when its own interval is over, as published.
-        gossip_between: with gossip, what the pairs are made of: replicas, the default; or hosts,
-            where all replicas of a host take every step together, with the sum of their gradients.
-        staleness: with server, by how many items a replica may be ahead of the slowest before it
-            waits; by default none, where it never does.
-        carry_moments: with subnetworks, store and exchange what the optimizer keeps of each weight
-            as the weights are, instead of a new optimizer in each round.
-        partition_input: with subnetworks of a graph, divide the features of the nodes too; each
-            replica sees its own ones only.
-        divided: with subnetworks of images, which widths are divided: inner, the default, those
-            inside Grapher and FFN; or tied, those of the trunk between them too, with one draw for
-            all blocks that an addition ties together.
-        branch_rescale: with subnetworks of images, multiply each residual branch of a sub-network
-            by their number, so that their branches add up to one of the same size.
-        compress: how gradients and outer differences are compressed before they travel between
-            replicas: bfloat16; top-k:RATIO, that share of the numbers of each tensor, the largest;
-            or powersgd:RANK, matrices of that rank. What is left out is added the next time. With
-            bfloat16 also weights.
-        items: which replica computes which share of a step: fixed, or drawn from a pool when it is
-            free; or, for a graph, own, where each replica has parts that no other one takes
-            (federated averaging). By default fixed.
-        replay: folder of an earlier run with these options, whose replicas are to take the same
-            items in the same order, and to be averaged at the same points, or whose parts of a
-            graph were balanced by time: the weights are then the same, bit for bit, with any number
-            of stages.
-        final: which weights are kept at the end, when the replicas differ: their mean, the default,
-            or the best, which the images of --validation choose.
-        device: where to run; auto uses CUDA if every rank has a GPU of its own, and CPUs otherwise.
-        dtype: type of weights and features; bfloat16 and float16 keep float32 weights and compute
-            matrix products in that type. With float16, for GPUs without bfloat16, the loss is
-            scaled, and a step whose gradients overflow is skipped.
-        tf32: let GPUs round the factors of float32 matrix products and convolutions to 10 bits,
-            which is faster.
-        boundary: precision of what one stage sends to the next: full is that of the weights;
-            bfloat16 halves the traffic, but then the result depends on the number of stages.
-        recompute: which micro-batches discard their features after the forward and compute them
-            again in the backward, to save memory.
-        detect_anomaly: stop at the first block whose features are NaN or infinite.
-        threads: threads per rank; by default OMP_NUM_THREADS, else the host's cores divided by its
-            ranks.
-        timeout: seconds after which a rank stops waiting for a silent peer; by default 60, and 600
-            where one rank works while others wait (check, plan, time, or with --compile), or
-            start late.
+        features: how the features of a graph's nodes are scaled: raw, the default, leaves them as
+            they are; row divides each node's by their sum; tfidf gives rare ones more weight.
+        symmetric: use every edge of a graph in both directions, as by default.
+        sampler: what sub-graph of a graph a micro-batch is: full, the default, is the graph itself;
+            parts takes the parts of --partition; saint-node, saint-edge and saint-walk draw nodes
+            (GraphSAINT); fastgcn and neighbour take some training nodes, and sample edges for every
+            layer (FastGCN, GraphSAGE).
+        partition: how a graph is cut into parts: metis cuts few edges; random draws each node's
+            part; spectral and walks look for clusters.
+        parts: number of parts.
+        repartition_every: epochs after which a graph is cut anew: random parts are drawn again, and
+            others are balanced by the time that nodes and edges have taken; by default never.
+        merge: number of parts that are joined in a micro-batch, with the edges between them
+            (Cluster-GCN).
+        sample_nodes: with saint-node, nodes that a sub-graph draws, with replacement.
+        sample_edges: with saint-edge, edges that a sub-graph draws the ends of.
+        roots: with saint-walk, random walks of a sub-graph.
+        walk_length: with saint-walk, steps of a walk.
+        coverage: with saint-node, saint-edge and saint-walk, how often each node is drawn before
+            the training, on average, to know how often it comes.
+        batch_nodes: with fastgcn and neighbour, training nodes of a micro-batch.
+        layer_nodes: with fastgcn, nodes that are drawn for each layer.
+        fanout: with neighbour, how many neighbours of a node are taken, at most: one number for all
+            layers, or numbers from the last layer back to the first, such as 25,10.
+        config: TOML file of options, such as the one that every run writes; flags override it.
+        out: output folder; by default runs/<time>.
+        recipe: complete training recipe with augmentation and learning-rate schedule: imagenet is
+            the published one, cifar is meant for small images.
+        epochs: passes over the training images.
+        steps: number of optimizer steps; it overrides epochs.
+        batch_size: B, samples of one optimizer step over all replicas.
         opt: optimizer.
         lr: learning rate.
         weight_decay: weight decay; it is not applied to biases, norms and positional tables.
@@ -248,165 +198,287 @@ class TrainConfig:
             down.
         ema: decay per step of the moving average of the weights, which is evaluated too; 0 turns it
             off.
-        batch_size: B, samples of one optimizer step over all replicas.
-        epochs: passes over the training images.
-        steps: number of optimizer steps; it overrides epochs.
+        seed: seed of the weights, the order of the data, the random masks and the validation
+            images.
+        evaluate_every: epochs between evaluations; the last epoch always ends with one.
+        log_every: how often to print a line of progress: a number of steps (50), a time (30s) or
+            never; by default 30s where the output is no terminal, which shows a bar.
+        track: also give the rows of metrics.jsonl to TensorBoard, Weights & Biases or MLflow, whose
+            package must be installed, or write them as metrics.csv.
+        on_nan: what to do at a step whose loss or gradients are NaN or infinite: stop, or skip the
+            step.
+        detect_anomaly: stop at the first block whose features are NaN or infinite.
+        stages: number of ranks in one pipeline, or a plan: a file, or the name of one of vigpipe's
+            such as vig-ti-2; or auto, which uses all the ranks there are, or all that this host has
+            room for, and cuts the model by measured cost.
+        microbatches: micro-batches into which each replica cuts its share of a batch.
+        schedule: order of forwards and backwards.
+        virtual_stages: stages per rank, for interleaved1f1b and loopedbfs.
+        boundary: precision of what one stage sends to the next: full is that of the weights;
+            bfloat16 halves the traffic, but then the result depends on the number of stages.
+        recompute: which micro-batches discard their features after the forward and compute them
+            again in the backward, to save memory.
+        shards: number of ranks that share each sub-graph, or each image, of a replica, where its
+            features do not fit one rank: dp times as many ranks are started. Only with one stage,
+            and with images only for a ViG.
+        split: how they share a sub-graph: mixed, the default, where each has the features of some
+            nodes, and while neighbours are summed some channels of all nodes (MixGCN); or halo,
+            where each has a part that METIS cuts, and gets the features of its nodes' neighbours in
+            others.
+        adjacency: with mixed, the edges that a rank keeps: whole, all of them; or split, those of
+            its own nodes, which then travel round the ranks whenever neighbours are summed.
+        chunks: with mixed, the number of chunks of nodes in which features leave for other ranks
+            while more are summed, where ranks send; those of one machine's CPUs write into each
+            other's memory instead. The result does not depend on it.
+        halo: with halo, which features of neighbours in other parts a rank gets: exact, the
+            default, those of the same step; stale, those of the step before, which travel meanwhile
+            (PipeGCN); or sampled:P, each with probability P, counted 1 / P times (BNS-GCN).
+        device: where to run; auto uses CUDA if every rank has a GPU of its own, and CPUs otherwise.
+        threads: threads per rank; by default OMP_NUM_THREADS, else the host's cores divided by its
+            ranks.
+        sparse_threads: threads of each rank, besides its own, that sum what the edges of a graph
+            bring, while its own multiply: chunks of nodes go from one to the other (MixGCN). With
+            gcn, gin, and the mean of sage; also beside a GPU, which then multiplies only. 0, the
+            default, for none.
+        timeout: seconds after which a rank stops waiting for a silent peer; by default 60, and 600
+            where one rank works while others wait (check, plan, time, or with --compile), or start
+            late.
+        dp: number of data-parallel replicas.
+        strategy: how the replicas agree: synchronous adds their gradients up in every step;
+            periodic lets them take steps of their own, and averages all of them now and then;
+            gossip averages two at a time; server is a parameter server of as many ranks as there
+            are stages, started besides, and applies each replica's gradients as they come;
+            subnetworks lets each replica train some of the channels of a wide model, others in each
+            round, on all the data (GIST).
+        sync: how gradients are added up over the replicas: after the pipeline has drained, in twice
+            their precision (double) or in their own (drain), or by DDP during the last backward
+            (ddp); by default double on CPUs, and on GPUs ddp with one stage and drain with several.
+        elastic: use as many replicas as there are ranks for, and another number of stages if the
+            ranks are not a multiple of --stages; the micro-batches of each replica change so that
+            the batch is cut as before.
+        average_every: steps between two averages, or of a round with subnetworks.
+        average: what is averaged: gradients; or weights; or outer, where the mean of the weights
+            drives an optimizer of its own (DiLoCo).
+        outer_lr: learning rate of that optimizer, SGD with Nesterov momentum.
+        outer_momentum: its momentum; 0.9 is for thousands of averages.
+        overlap: with periodic, own steps after which a replica applies an average, which travels
+            meanwhile; with 0 it waits.
+        pairs: with gossip, whom a replica may draw as its partner: any that has none; or sets,
+            where even replicas draw odd ones.
+        answer: with gossip, when a replica comes that was drawn: after its next item, or when its
+            own interval is over, as published.
+        gossip_between: with gossip, what the pairs are made of: replicas; or hosts, where all
+            replicas of a host take every step together, with the sum of their gradients.
+        staleness: with server, by how many items a replica may be ahead of the slowest before it
+            waits; with none it never does.
+        carry_moments: with subnetworks, store and exchange what the optimizer keeps of each weight
+            as the weights are, instead of a new optimizer in each round.
+        partition_input: with subnetworks of a graph, divide the features of the nodes too; each
+            replica sees its own ones only.
+        divided: with subnetworks of images, which widths are divided: inner, the default, those
+            inside Grapher and FFN; or tied, those of the trunk between them too, with one draw for
+            all blocks that an addition ties together.
+        branch_rescale: with subnetworks of images, multiply each residual branch of a sub-network
+            by their number, so that their branches add up to one of the same size.
+        compress: how gradients and outer differences are compressed before they travel between
+            replicas: bfloat16; top-k:RATIO, that share of the numbers of each tensor, the largest;
+            or powersgd:RANK, matrices of that rank. What is left out is added the next time. With
+            bfloat16 also weights.
+        items: which replica computes which share of a step: fixed, or drawn from a pool when it is
+            free; or, for a graph, own, where each replica has parts that no other one takes
+            (federated averaging).
+        final: which weights are kept at the end, when the replicas differ: their mean, or the best,
+            which the images of --validation choose.
+        replay: folder of an earlier run with these options, whose replicas are to take the same
+            items in the same order, and to be averaged at the same points, or whose parts of a
+            graph were balanced by time: the weights are then the same, bit for bit, with any number
+            of stages.
         checkpoint_every: how often to save a checkpoint: a number of steps (50), a time (10m, 2h)
             or never; the last step always saves one, and so does a run that is asked to stop by
             SIGTERM or SIGUSR1.
         keep: number of checkpoints to keep; the oldest is deleted once a newer one is complete.
         keep_best: also keep the checkpoint whose evaluation has the highest top1 or the lowest
-            loss, of the moving average where there is one; the validation images choose it, or
-            the test images without --validation. For a graph: the highest accuracy, micro_f1 or
+            loss, of the moving average where there is one; the validation images choose it, or the
+            test images without --validation. For a graph: the highest accuracy, micro_f1 or
             macro_f1, or the lowest loss.
         resume: checkpoint to continue from, or a run's folder, whose newest complete checkpoint is
             taken; auto looks in --out, and starts anew if no run is there. A finished run goes on
             if --epochs or --steps is larger now.
         max_restarts: how often ranks that vigpipe started on this host are restarted automatically,
             from the newest checkpoint, after one of them has died.
-        elastic: use as many replicas as there are ranks for, and another number of stages if the
-            ranks are not a multiple of --stages; the micro-batches of each replica change so that
-            the batch is cut as before.
         stop_before: save and stop this long before Slurm's time limit (5m), or at a given time
             (2026-11-22T06:00); the exit code is then 75.
-        on_nan: what to do at a step whose loss or gradients are NaN or infinite: stop, or skip the
-            step.
-        evaluate_every: epochs between evaluations; the last epoch always ends with one.
-        log_every: how often to print a line of progress: a number of steps (50), a time (30s) or
-            never; by default 30s where the output is no terminal, which shows a bar.
-        track: also give the rows of metrics.jsonl to TensorBoard, Weights & Biases or MLflow, whose
-            package must be installed, or write them as metrics.csv.
         timing: time the steps, the stages and the regions inside blocks, and account for the
             pipeline bubble.
         timing_warmup: number of first steps, and of first test batches, that are not timed.
         timing_steps: number of steps with full batches, and of full test batches, that are timed
             after the warm-up; partial ones between them are timed apart.
         trace: also write a trace of the last timed steps for Perfetto, and draw a timeline.
-        seed: seed of the weights, the order of the data, the random masks and the validation
-            images.
-        out: output folder; by default runs/<time>.
     """
 
-    config: Path | None = None
-    model: Model = "vig_digits"
-    weights: Path | None = None
-    new_classifier: bool = False
-    graph: str | None = None
-    aggregator: str | None = None
-    stochastic_dilation: float = 0.0
-    stem_stride: int | None = None
-    compat: Compat | None = None
-    impl: Impl = "fused"
-    compile: bool = False
-    cuda_graph: bool | None = None
-    norm: Norm | GraphNorm | None = None
-    layers: int | None = None
-    width: int | None = None
-    heads: int | None = None
-    drop_path: float | None = None
-    dropout: float = 0.0
-    data: str = "digits"
-    data_dir: Path = Path("data")
-    download: bool = False
-    features: Features | None = None
-    symmetric: bool | None = None
-    sampler: Sampler | None = None
-    partition: Partition | None = None
-    parts: int | None = None
-    repartition_every: int | None = None
-    merge: int | None = None
-    sample_nodes: int | None = None
-    sample_edges: int | None = None
-    roots: int | None = None
-    walk_length: int | None = None
-    coverage: int | None = None
-    batch_nodes: int | None = None
-    layer_nodes: int | None = None
-    fanout: str | None = None
-    image_size: int | str | None = None
-    crop_pct: float | None = None
-    recipe: Recipe | None = None
-    augment: bool | None = None
-    random_crop: RandomCrop | None = None
-    auto_augment: str | None = None
-    color_jitter: float | None = None
-    erasing: float | None = None
-    mixup: float | None = None
-    cutmix: float | None = None
-    smoothing: float | None = None
-    repeated_augment: int | None = None
-    workers: int = 0
-    skip_bad_images: bool = False
-    validation: float = 0.0
-    stages: int | Literal["auto"] | Path = 1
-    microbatches: int = 1
-    dp: int = 1
-    schedule: Schedule = "gpipe"
-    virtual_stages: int = 1
-    shards: int = 1
-    split: Split | None = None
-    adjacency: Edging = "whole"
-    chunks: int = 1
-    halo: str | None = None
-    sparse_threads: int = 0
-    sync: Sync | None = None
-    strategy: Strategy = "synchronous"
-    average_every: int | None = None
-    average: Average | None = None
-    outer_lr: float | None = None
-    outer_momentum: float | None = None
-    overlap: int | None = None
-    pairs: Pairs | None = None
-    answer: Answer | None = None
-    gossip_between: Between | None = None
-    staleness: int | Literal["none"] | None = None
-    carry_moments: bool = False
-    partition_input: bool = False
-    divided: Divided | None = None
-    branch_rescale: bool = False
-    compress: str = "none"
-    items: Items | None = None
-    final: Final | None = None
-    replay: Path | None = None
-    device: Device = "auto"
-    dtype: Dtype = "float32"
-    tf32: bool = False
-    boundary: Boundary = "full"
-    recompute: Recompute = "never"
-    detect_anomaly: bool = False
-    threads: int | None = None
-    timeout: float | None = None
-    opt: Optimizer | None = None
-    lr: float | None = None
-    weight_decay: float | None = None
-    decay: Decay | None = None
-    layer_decay: float = 1.0
-    lr_schedule: LrSchedule | None = None
-    min_lr: float | None = None
-    warmup_epochs: int | None = None
-    warmup_lr: float = 1e-6
-    clip: float | None = None
-    ema: float | None = None
-    batch_size: int | None = None
-    epochs: int | None = None
-    steps: int | None = None
-    checkpoint_every: int | str = "10m"
-    keep: int = 2
-    keep_best: KeepBest | None = None
-    resume: str | None = None
-    max_restarts: int = 0
-    elastic: bool = False
-    stop_before: str | None = None
-    on_nan: OnNan = "stop"
-    evaluate_every: int = 1
-    log_every: int | str | None = None
-    track: Track | None = None
-    timing: bool = False
-    timing_warmup: int = 3
-    timing_steps: int = 100
-    trace: bool = False
-    seed: int = 0
-    out: Path | None = None
+    model: Model = _model("vig_digits", short=True)
+    weights: Path | None = _model(None, short=True, differs="always")
+    new_classifier: bool = _model(False, job="images", differs="always")
+    graph: str | None = _model(None, job="images")
+    aggregator: str | None = _model(None)
+    stochastic_dilation: float = _model(0.0, bounds=(0, 1), job="images")
+    stem_stride: int | None = _model(None, bounds=(1, 1 << 10), job="images")
+    norm: Norm | GraphNorm | None = _model(None)
+    drop_path: float | None = _model(None, bounds=(0, 0.99), job="images")
+    dropout: float = _model(0.0, short=True, bounds=(0, 0.99))
+    compat: Compat | None = _model(None, job="images")
+    impl: Impl = _model("fused", differs="resumed")
+    compile: bool = _model(False, job="images", differs="resumed")
+    cuda_graph: bool | None = _model(None, job="images", differs="resumed")
+    layers: int | None = _model(None, short=True, bounds=(1, 1 << 12), job="graph")
+    width: int | None = _model(None, short=True, bounds=(1, 1 << 20), job="graph")
+    heads: int | None = _model(None, bounds=(1, 1 << 12), job="graph")
+    dtype: Dtype = _model("float32")
+    tf32: bool = _model(False, differs="resumed")
+    data: str = _data("digits", short=True, differs="always")
+    data_dir: Path = _data(Path("data"), differs="always")
+    download: bool = _data(False, differs="always")
+    image_size: int | str | None = _data(None, short=True, job="images")
+    crop_pct: float | None = _data(None, bounds=(0.1, 1), job="images")
+    augment: bool | None = _data(None, job="images")
+    random_crop: RandomCrop | None = _data(None, job="images")
+    auto_augment: str | None = _data(None, job="images")
+    color_jitter: float | None = _data(None, bounds=(0, 1), job="images")
+    erasing: float | None = _data(None, bounds=(0, 1), job="images")
+    mixup: float | None = _data(None, bounds=(0, 100), job="images")
+    cutmix: float | None = _data(None, bounds=(0, 100), job="images")
+    smoothing: float | None = _data(None, bounds=(0, 0.99), job="images")
+    repeated_augment: int | None = _data(None, bounds=(1, 64), job="images")
+    workers: int = _data(0, short=True, bounds=(0, 256), job="images", differs="always")
+    skip_bad_images: bool = _data(False, job="images", differs="always")
+    validation: float = _data(0.0, short=True, job="images")
+    features: Features | None = _data(None, job="graph")
+    symmetric: bool | None = _data(None, job="graph")
+    sampler: Sampler | None = _data(None, short=True, job="graph")
+    partition: Partition | None = _data(
+        None, short=True, job="graph", when=(_PARTS,), filled="metis"
+    )
+    parts: int | None = _data(
+        None, short=True, bounds=(1, 1 << 30), job="graph", when=(_PARTS,), filled=40
+    )
+    repartition_every: int | None = _data(None, bounds=(1, 1 << 30), job="graph", when=(_PARTS,))
+    merge: int | None = _data(None, bounds=(1, 1 << 30), job="graph", when=(_PARTS,), filled=1)
+    sample_nodes: int | None = _data(
+        None, bounds=(1, 1 << 30), job="graph", when=(_sampled("saint-node"),), filled=8000
+    )
+    sample_edges: int | None = _data(
+        None, bounds=(1, 1 << 30), job="graph", when=(_sampled("saint-edge"),), filled=6000
+    )
+    roots: int | None = _data(
+        None, bounds=(1, 1 << 30), job="graph", when=(_sampled("saint-walk"),), filled=2000
+    )
+    walk_length: int | None = _data(
+        None, bounds=(1, 1 << 10), job="graph", when=(_sampled("saint-walk"),), filled=4
+    )
+    coverage: int | None = _data(
+        None,
+        bounds=(1, 1 << 20),
+        job="graph",
+        when=(_sampled("saint-node", "saint-edge", "saint-walk"),),
+        filled=50,
+    )
+    batch_nodes: int | None = _data(
+        None,
+        bounds=(1, 1 << 30),
+        job="graph",
+        when=(_sampled("fastgcn", "neighbour"),),
+        filled={"fastgcn": 256, "neighbour": 1024},
+    )
+    layer_nodes: int | None = _data(
+        None, bounds=(1, 1 << 30), job="graph", when=(_sampled("fastgcn"),), filled=400
+    )
+    fanout: str | None = _data(None, job="graph", when=(_sampled("neighbour"),), filled="10")
+    config: Path | None = _training(None, short=True, differs="always")
+    out: Path | None = _training(None, short=True, differs="always")
+    recipe: Recipe | None = _training(None, short=True, job="images")
+    epochs: int | None = _training(None, short=True, bounds=(1, 1e6), differs="resumed")
+    steps: int | None = _training(None, bounds=(1, 1e9), differs="resumed")
+    batch_size: int | None = _training(None, short=True, bounds=(1, 1 << 24), job="images")
+    opt: Optimizer | None = _training(None)
+    lr: float | None = _training(None, short=True, bounds=(0, 1e6))
+    weight_decay: float | None = _training(None, bounds=(0, 1e6))
+    decay: Decay | None = _training(None, job="graph")
+    layer_decay: float = _training(1.0, bounds=(1e-3, 1))
+    lr_schedule: LrSchedule | None = _training(None)
+    min_lr: float | None = _training(None, bounds=(0, 1e6))
+    warmup_epochs: int | None = _training(None, bounds=(0, 1e6))
+    warmup_lr: float = _training(1e-6, bounds=(0, 1e6))
+    clip: float | None = _training(None, bounds=(1e-12, 1e12))
+    ema: float | None = _training(None, bounds=(0, MOST_EMA))
+    seed: int = _training(0, bounds=(0, (1 << 63) - 1))
+    evaluate_every: int = _training(1, bounds=(1, 1e6), differs="always")
+    log_every: int | str | None = _training(None, differs="always")
+    track: Track | None = _training(None, short=True, differs="always")
+    on_nan: OnNan = _training("stop", differs="always")
+    detect_anomaly: bool = _training(False, differs="always")
+    stages: int | Literal["auto"] | Path = _layout(1, short=True, differs="always")
+    microbatches: int = _layout(1, short=True, differs="resumed")
+    schedule: Schedule = _layout("gpipe", short=True, differs="always")
+    virtual_stages: int = _layout(1, differs="always")
+    boundary: Boundary = _layout("full", differs="resumed")
+    recompute: Recompute = _layout("never", differs="resumed")
+    shards: int = _layout(1, bounds=(1, 1 << 16), differs="resumed")
+    split: Split | None = _layout(None, job="graph", differs="resumed")
+    adjacency: Edging = _layout("whole", job="graph", differs="resumed", when=(_SHARED, _MIXED))
+    chunks: int = _layout(
+        1, bounds=(1, 1 << 10), job="graph", differs="resumed", when=(_SHARED, _MIXED)
+    )
+    halo: str | None = _layout(None, job="graph", when=(_HALO,))
+    device: Device = _layout("auto", short=True, differs="resumed")
+    threads: int | None = _layout(None, bounds=(1, 1 << 12), differs="always")
+    sparse_threads: int = _layout(0, bounds=(0, 1 << 9), job="graph", differs="resumed")
+    timeout: float | None = _layout(None, bounds=(1, 1e6), differs="always")
+    dp: int = _replicas(1, short=True, differs="resumed")
+    strategy: Strategy = _replicas("synchronous")
+    sync: Sync | None = _replicas(None, differs="always", when=(_SUMMED,))
+    elastic: bool = _replicas(False, differs="always", when=(_SUMMED,))
+    average_every: int | None = _replicas(None, bounds=(1, 1e9), when=(_MEET,), filled=20)
+    average: Average | None = _replicas(None, when=(_AVERAGED,), filled="weights")
+    outer_lr: float | None = _replicas(None, bounds=(0, 1e6), when=(_OUTER,), filled=1.0)
+    outer_momentum: float | None = _replicas(None, bounds=(0, 0.999999), when=(_OUTER,), filled=0.5)
+    overlap: int | None = _replicas(None, bounds=(0, 1e9), when=(_TOGETHER, _WEIGHTS), filled=0)
+    pairs: Pairs | None = _replicas(None, when=(_IN_PAIRS,), filled="any")
+    answer: Answer | None = _replicas(None, when=(_IN_PAIRS,), filled="item")
+    gossip_between: Between | None = _replicas(None, when=(_IN_PAIRS,), filled="replicas")
+    staleness: int | Literal["none"] | None = _replicas(
+        None, bounds=(0, 1e9), when=(_SERVED,), filled="none"
+    )
+    carry_moments: bool = _replicas(False, when=(_DIVIDED,))
+    partition_input: bool = _replicas(False, job="graph", when=(_DIVIDED,))
+    divided: Divided | None = _replicas(None, job="images", when=(_DIVIDED,))
+    branch_rescale: bool = _replicas(False, job="images", when=(_DIVIDED,))
+    compress: str = _replicas("none")
+    items: Items | None = _replicas(None, when=(_OWN_STEPS,), filled="fixed")
+    final: Final | None = _replicas(None, differs="always", when=(_AVERAGED,), filled="mean")
+    replay: Path | None = _replicas(None)
+    checkpoint_every: int | str = _checkpoints("10m", short=True, differs="always")
+    keep: int = _checkpoints(2, bounds=(1, 1e6), differs="always")
+    keep_best: KeepBest | None = _checkpoints(None, short=True, differs="always")
+    resume: str | None = _checkpoints(None, short=True, differs="always")
+    max_restarts: int = _checkpoints(0, bounds=(0, 1e6), differs="always")
+    stop_before: str | None = _checkpoints(None, differs="always")
+    timing: bool = _timing(False, short=True, differs="always", when=(_SUMMED,))
+    timing_warmup: int = _timing(3, bounds=(0, 1e6), differs="always")
+    timing_steps: int = _timing(100, bounds=(1, 1e6), differs="always")
+    trace: bool = _timing(False, differs="always", when=(_SUMMED,))
+
+
+OPTIONS = facts_of(TrainConfig)
+
+
+def of_sampler(sampler: str | None = None) -> list[str]:
+    """Return the names of the options that a sampler has; by default of all of them."""
+    conditions = {name: when for name, facts in OPTIONS.items() for when in facts.when}
+    return [
+        name
+        for name, when in conditions.items()
+        if when.option == "sampler" and (sampler is None or sampler in when.values)
+    ]
 
 
 def with_model_defaults(config: TrainConfig) -> TrainConfig:
@@ -436,12 +508,12 @@ def with_model_defaults(config: TrainConfig) -> TrainConfig:
     if defaults["lr_images"] is not None:
         defaults["lr"] *= batch_size / defaults["lr_images"]
     defaults["ema"] = min(MOST_EMA, defaults["ema"] ** (batch_size / defaults["ema_images"]))
-    defaults |= SAMPLER_DEFAULTS.get(config.sampler or model.sampler or "", {})
     size = parse_image_size(config.image_size or defaults["image_size"])
     if size is not None and max(size) <= SMALL_IMAGE:
         defaults["crop_pct"] = 1.0
     if model.job == "graph":
-        settled = (*OF_IMAGES, *(OF_FOLDER if is_prepared(config.data) else ()))
+        of_images = [name for name, facts in OPTIONS.items() if facts.job == "images"]
+        settled = (*of_images, *(OF_FOLDER if is_prepared(config.data) else ()))
         defaults = {name: value for name, value in defaults.items() if name not in settled}
     missing = {
         f.name: defaults[f.name]
@@ -504,61 +576,10 @@ def check_numbers(config: TrainConfig) -> None:
     parse_interval("--checkpoint-every", config.checkpoint_every)
     if config.log_every is not None:
         parse_interval("--log-every", config.log_every)
-    bounds: dict[str, tuple[float, float]] = {
-        "stochastic_dilation": (0, 1),
-        "stem_stride": (1, 1 << 10),
-        "drop_path": (0, 0.99),
-        "dropout": (0, 0.99),
-        "crop_pct": (0.1, 1),
-        "color_jitter": (0, 1),
-        "erasing": (0, 1),
-        "mixup": (0, 100),
-        "cutmix": (0, 100),
-        "smoothing": (0, 0.99),
-        "repeated_augment": (1, 64),
-        "workers": (0, 256),
-        "threads": (1, 1 << 12),
-        "timeout": (1, 1e6),
-        "lr": (0, 1e6),
-        "weight_decay": (0, 1e6),
-        "layer_decay": (1e-3, 1),
-        "min_lr": (0, 1e6),
-        "warmup_lr": (0, 1e6),
-        "warmup_epochs": (0, 1e6),
-        "clip": (1e-12, 1e12),
-        "ema": (0, MOST_EMA),
-        "batch_size": (1, 1 << 24),
-        "epochs": (1, 1e6),
-        "steps": (1, 1e9),
-        "shards": (1, 1 << 16),
-        "chunks": (1, 1 << 10),
-        "sparse_threads": (0, 1 << 9),
-        "keep": (1, 1e6),
-        "max_restarts": (0, 1e6),
-        "evaluate_every": (1, 1e6),
-        "average_every": (1, 1e9),
-        "outer_lr": (0, 1e6),
-        "outer_momentum": (0, 0.999999),
-        "overlap": (0, 1e9),
-        "staleness": (0, 1e9),
-        "timing_warmup": (0, 1e6),
-        "timing_steps": (1, 1e6),
-        "seed": (0, (1 << 63) - 1),
-        "layers": (1, 1 << 12),
-        "width": (1, 1 << 20),
-        "heads": (1, 1 << 12),
-        "parts": (1, 1 << 30),
-        "repartition_every": (1, 1 << 30),
-        "merge": (1, 1 << 30),
-        "sample_nodes": (1, 1 << 30),
-        "sample_edges": (1, 1 << 30),
-        "roots": (1, 1 << 30),
-        "walk_length": (1, 1 << 10),
-        "coverage": (1, 1 << 20),
-        "batch_nodes": (1, 1 << 30),
-        "layer_nodes": (1, 1 << 30),
-    }
-    for name, (least, most) in bounds.items():
+    for name, facts in OPTIONS.items():
+        if facts.bounds is None:
+            continue
+        least, most = facts.bounds
         value = getattr(config, name)
         if value not in (None, "none") and not least <= value <= most:  # NaN fails too
             why = "; with 1 the average would never leave the first weights" * (name == "ema")

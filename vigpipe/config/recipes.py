@@ -117,17 +117,6 @@ MODEL_DEFAULTS: dict[str, ModelDefaults] = {
     "gcn2": replace(_GRAPH, layers=16),
 }
 
-SAMPLER_DEFAULTS: dict[str, dict[str, int | str]] = {
-    # The number of parts is that of the subject of most studies of random parts.
-    "parts": {"partition": "metis", "parts": 40, "merge": 1},
-    # Those of GraphSAINT on Reddit (arXiv:1907.04931): nodes, edges, 2,000 roots that walk 4 steps.
-    "saint-node": {"sample_nodes": 8000, "coverage": 50},
-    "saint-edge": {"sample_edges": 6000, "coverage": 50},
-    "saint-walk": {"roots": 2000, "walk_length": 4, "coverage": 50},
-    "fastgcn": {"batch_nodes": 256, "layer_nodes": 400},
-    "neighbour": {"batch_nodes": 1024, "fanout": "10"},
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeDefaults:

@@ -3,21 +3,14 @@
 from dataclasses import replace
 
 from vigpipe.config.compress import parse_compress
-from vigpipe.config.options import TrainConfig, as_given, flag
+from vigpipe.config.demands import check_demands, filled_in
+from vigpipe.config.options import TrainConfig
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.errors import InputError
 
 # Strategies under which a run goes on without a replica that is lost. Replicas exchange something
 # with one other at a time then.
 OUTLIVING = ("gossip", "server")
-# What a strategy other than synchronous takes if the user does not say otherwise.
-_DEFAULTS = {"average_every": 20, "average": "weights", "items": "fixed", "final": "mean"}
-_OUTER = {"outer_lr": 1.0, "outer_momentum": 0.5}
-_OF_WEIGHTS = {"overlap": 0}  # with --strategy periodic
-_GOSSIP = {"pairs": "any", "answer": "item", "gossip_between": "replicas"}
-_SERVER = {"staleness": "none", "items": "fixed"}
-_SUBNETWORKS = {"average_every": 20}
-_OF_SUBNETWORKS = ("carry_moments", "partition_input", "divided", "branch_rescale")
 
 
 def with_replication_defaults(config: TrainConfig) -> TrainConfig:
@@ -26,14 +19,8 @@ def with_replication_defaults(config: TrainConfig) -> TrainConfig:
     Raises:
         InputError: two options do not go together.
     """
-    config = _with_shards(_with_compress_defaults(config))
-    for name in _OF_SUBNETWORKS:
-        if (value := getattr(config, name)) and config.strategy != "subnetworks":
-            raise InputError(
-                f"{as_given(name, value)}: is for --strategy subnetworks, where each replica has "
-                f"some of the channels, and --strategy is {config.strategy}; leave it out, or "
-                "choose subnetworks"
-            )
+    config = filled_in(_with_shards(_with_compress_defaults(config)))
+    check_demands(config)
     if config.strategy == "synchronous":
         if config.replay is not None and not balances_parts(config):
             raise InputError(
@@ -41,28 +28,11 @@ def with_replication_defaults(config: TrainConfig) -> TrainConfig:
                 "and with --strategy synchronous the same options give the same run; give those of "
                 "that run too, with --config"
             )
-        for name in (*_DEFAULTS, *_OUTER, *_OF_WEIGHTS, *_GOSSIP, "staleness"):
-            if getattr(config, name) is not None:
-                of = {"staleness": "server", **dict.fromkeys(_GOSSIP, "gossip")}
-                strategy = of.get(name, "periodic")
-                raise InputError(
-                    f"{flag(name)} {getattr(config, name)}: says how replicas that take steps of "
-                    "their own agree, and --strategy synchronous sums gradients in every step; "
-                    f"leave it out, or add --strategy {strategy}"
-                )
         return config
-    _check_together(config)
-    defaults = dict(
-        {"server": _SERVER, "subnetworks": _SUBNETWORKS}.get(config.strategy, _DEFAULTS)
-    )
-    if config.average == "outer":
-        defaults |= _OUTER
     if config.strategy == "gossip":
-        defaults |= _GOSSIP
-    elif config.strategy == "periodic" and config.average != "gradients":
-        defaults |= _OF_WEIGHTS
-    missing = {name: v for name, v in defaults.items() if getattr(config, name) is None}
-    config = replace(config, **missing)
+        _check_gossip(config)
+    if config.strategy == "subnetworks":
+        _check_subnetworks(config)
     if config.overlap and config.overlap >= (config.average_every or 0):
         raise InputError(
             f"--overlap {config.overlap}: must be less than --average-every, which is "
@@ -117,12 +87,6 @@ def _with_compress_defaults(config: TrainConfig) -> TrainConfig:
 
 def _with_shards(config: TrainConfig) -> TrainConfig:
     """Check --shards against how gradients are added up, and choose how a graph is shared."""
-    if config.halo is not None and config.split != "halo":
-        raise InputError(
-            f"--halo {config.halo}: says what ranks with parts of a graph get of one another's, "
-            f"and --split is {config.split or 'mixed'}; leave it out, or choose --split halo"
-        )
-    _check_mixed(config)
     if config.halo == "stale" and config.recompute != "never":
         raise InputError(
             f"--halo stale with --recompute {config.recompute}: a repeated forward would take what "
@@ -143,99 +107,20 @@ def _with_shards(config: TrainConfig) -> TrainConfig:
         )
     if MODEL_DEFAULTS[config.model].job == "images":
         return config
-    return replace(config, split=config.split or "mixed")
-
-
-def _check_mixed(config: TrainConfig) -> None:
-    """Raise InputError where what --split mixed alone has is asked of another way, or twice."""
-    travels, in_chunks = config.adjacency == "split", config.chunks > 1
-    for what, is_given in (("adjacency split", travels), (f"chunks {config.chunks}", in_chunks)):
-        if is_given and (config.shards == 1 or config.split == "halo"):
-            way = "--split is halo" if config.split == "halo" else "--shards is 1"
-            raise InputError(
-                f"--{what}: is for ranks that share a graph with --split mixed, and {way}; leave "
-                "it out"
-            )
-    if travels and in_chunks:
+    if config.adjacency == "split" and config.chunks > 1:
         raise InputError(
             f"--adjacency split with --chunks {config.chunks}: edges would travel for every chunk; "
             "leave one of the two out"
         )
-
-
-def _check_together(config: TrainConfig) -> None:
-    if config.strategy == "gossip":
-        _check_gossip(config)
-    if config.strategy == "subnetworks":
-        _check_subnetworks(config)
-    if config.strategy == "server":
-        _check_server(config)
-    elif config.staleness is not None:
-        raise InputError(
-            f"--staleness {config.staleness}: is for --strategy server, where gradients come late, "
-            f"and --strategy is {config.strategy}; leave it out, or choose server"
-        )
-    strategy = f"--strategy {config.strategy}"
-    if config.sync is not None:
-        raise InputError(
-            f"--sync {config.sync}: says how gradients are summed over replicas in every step, "
-            f"which {strategy} does not do; leave it out"
-        )
-    if config.elastic:
-        raise InputError(
-            f"--elastic: changes the number of replicas, and with {strategy} a run has as many "
-            "as it began with; leave it out"
-        )
-    for name in _GOSSIP:
-        if getattr(config, name) is not None and config.strategy != "gossip":
-            raise InputError(
-                f"{flag(name)} {getattr(config, name)}: is for --strategy gossip, where replicas "
-                f"meet in pairs, and --strategy is {config.strategy}; leave it out, or choose "
-                "gossip"
-            )
-    for name in _OUTER:
-        if getattr(config, name) is not None and config.average != "outer":
-            raise InputError(
-                f"{flag(name)} {getattr(config, name)}: is for --average outer, and --average is "
-                f"{config.average or 'weights'}; leave it out, or choose outer"
-            )
-    is_gossip = config.strategy == "gossip"
-    if config.overlap is not None and (is_gossip or config.average == "gradients"):
-        what = f"--strategy is {config.strategy}" if is_gossip else "--average is gradients"
-        raise InputError(
-            f"--overlap {config.overlap}: is for averages of weights of all replicas, which travel "
-            f"while each goes on, and {what}; leave it out, or choose --strategy periodic with "
-            "--average weights or outer"
-        )
-    if config.timing or config.trace:
-        raise InputError(
-            f"{'--timing' if config.timing else '--trace'}: accounts for steps that all replicas "
-            f"take together, which {strategy} has not; leave it out"
-        )
-
-
-def _check_server(config: TrainConfig) -> None:
-    for name in (*_DEFAULTS, *_OUTER, *_OF_WEIGHTS):
-        if getattr(config, name) is not None and name not in _SERVER:
-            raise InputError(
-                f"{flag(name)} {getattr(config, name)}: is about replicas that are averaged, and "
-                "with --strategy server all take the weights of the server; leave it out, or "
-                "choose --strategy periodic"
-            )
+    return replace(config, split=config.split or "mixed")
 
 
 def _check_subnetworks(config: TrainConfig) -> None:
-    what = "with --strategy subnetworks each replica trains other channels of one model"
-    for name in (*_DEFAULTS, *_OUTER, *_OF_WEIGHTS):
-        if getattr(config, name) is not None and name not in _SUBNETWORKS:
-            raise InputError(
-                f"{flag(name)} {getattr(config, name)}: is about replicas of the same model, and "
-                f"{what}; leave it out, or choose --strategy periodic"
-            )
     if config.ema:
         raise InputError(
-            f"--ema {config.ema}: averages the weights of a model over its steps, and {what}, "
-            "others in every round; take 0"
+            f"--ema {config.ema}: averages the weights of a model over its steps, and with "
+            "--strategy subnetworks each replica trains other channels of one model, others in "
+            "every round; take 0"
         )
 
 

@@ -10,10 +10,9 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor
 
-from vigpipe.config.choices import GnnModel, GraphNorm
+from vigpipe.config.choices import OF_LAYERS, GnnModel, GraphNorm
 from vigpipe.config.halo import parse_halo
-from vigpipe.config.of_jobs import OF_LAYERS, OF_SAMPLERS
-from vigpipe.config.options import TrainConfig
+from vigpipe.config.options import TrainConfig, of_sampler
 from vigpipe.errors import InputError
 from vigpipe.graphs.features import are_sparse
 from vigpipe.graphs.feed import GraphFeed, fill, num_nodes, per_step, steps_per_epoch
@@ -375,7 +374,7 @@ class GraphJob:
         """Return what the costs of the model's pieces depend on, as a profile has it."""
         names = "layers", "width", "heads", "sampler", "partition", "parts", "merge"
         options = {name: str(getattr(self.config, name)) for name in names}
-        sizes = [name for names in OF_SAMPLERS.values() for name in names if name not in options]
+        sizes = [name for name in of_sampler() if name not in options]
         for name in sizes:  # profiles from before there was such a sampler do not have them
             if getattr(self.config, name) is not None:
                 options[name] = str(getattr(self.config, name))

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from vigpipe.config.check_job import check_job
+from vigpipe.config.demands import filled_in
 from vigpipe.config.options import TrainConfig, as_given, with_model_defaults
 from vigpipe.errors import InputError
 from vigpipe.graphs.features import are_sparse
@@ -118,7 +119,7 @@ def arrange(run: Run, candidate: Candidate, device: torch.device) -> Run:
     Raises:
         InputError: there is no such way for this model and graph.
     """
-    config = with_model_defaults(replace(run.config, **candidate.options))
+    config = filled_in(with_model_defaults(replace(run.config, **candidate.options)))
     check_job(config)
     job = run.job
     assert isinstance(job, GraphJob)

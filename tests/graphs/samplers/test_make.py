@@ -9,6 +9,7 @@ from tests.graphs.partitions.small_graphs import make_graph
 from tests.graphs.samplers.matrices import GRAPH
 from tests.refusals import check_refusals
 from vigpipe.config.choices import SAMPLERS
+from vigpipe.config.demands import filled_in
 from vigpipe.config.options import TrainConfig, with_model_defaults
 from vigpipe.graphs.graph import TRAIN
 from vigpipe.graphs.samplers.make import make_sampler
@@ -21,7 +22,8 @@ def cache(tmp_path, monkeypatch):
 
 
 def made(graph=GRAPH, **options):
-    return make_sampler(with_model_defaults(TrainConfig(**{"model": "gcn", **options})), graph)
+    config = with_model_defaults(TrainConfig(**{"model": "gcn", **options}))
+    return make_sampler(filled_in(config), graph)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)

@@ -1,0 +1,83 @@
+"""What is known of an option besides its type and its meaning, declared in its one place."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any, Literal
+
+from vigpipe.config.choices import Job
+
+# Whether a later run may have another value: never; if it goes on from a checkpoint; or also if it
+# does again, bit for bit, what an earlier one did (--replay).
+Differs = Literal["never", "resumed", "always"]
+
+
+@dataclass(frozen=True)
+class When:
+    """What another option must say so that an option counts.
+
+    Attributes:
+        option: the other one, declared before.
+        values: what it must be one of.
+        why: what it is like then, such as "where replicas meet in pairs".
+        named: the values in words; by default they are listed.
+    """
+
+    option: str
+    values: Collection[Any]
+    why: str = ""
+    named: str = ""
+
+    def __str__(self) -> str:
+        return self.named or listed(self.values)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of an option.
+
+    Attributes:
+        group: of options, in `--help`.
+        short: whether `--help` shows it without `--help-all`.
+        bounds: the least and the largest number that it may be.
+        job: the kind of models that it is for; None for all.
+        differs: whether a later run may have another value.
+        when: what others must say so that it counts; with none of them it must keep its default.
+        filled: what it is where it counts and the user leaves it open; or that by the value which
+            the other option of the last `when` has.
+    """
+
+    group: str
+    short: bool = False
+    bounds: tuple[float, float] | None = None
+    job: Job | None = None
+    differs: Differs = "never"
+    when: tuple[When, ...] = ()
+    filled: Any = None
+
+    def filled_for(self, options: object) -> Any:  # noqa: ANN401
+        """Return what it is under these options, where the user leaves it open."""
+        if isinstance(self.filled, Mapping):
+            return self.filled[getattr(options, self.when[-1].option)]
+        return self.filled
+
+
+def option(group: str, default: Any, **facts: Any) -> Any:  # noqa: ANN401
+    """Declare a field of options: its default, and the `Facts` about it."""
+    return field(default=default, metadata={"facts": Facts(group, **facts)})
+
+
+def in_group(group: str) -> Callable[..., Any]:
+    """Return `option` for the options of a group."""
+    return partial(option, group)
+
+
+def facts_of(options: type[Any]) -> dict[str, Facts]:
+    """Return the facts about every field that was declared so, in their order."""
+    return {f.name: f.metadata["facts"] for f in fields(options) if "facts" in f.metadata}
+
+
+def listed(words: Collection[Any]) -> str:
+    """Return words as a choice: a, b or c."""
+    *first, last = map(str, words)
+    return f"{', '.join(first)} or {last}" if first else last
