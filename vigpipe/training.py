@@ -372,9 +372,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
             if kept := settle(rank_state, left):
                 log(kept)
             share_evaluation(rank_state, left)
-            with save_and_stop.patient():
-                new = evaluate_all(rank_state)
-            scores = tell_scores(run.course.epoch(run.num_steps - 1), new)
+            scores = tell_scores(run.course.epoch(run.num_steps - 1), evaluate_all(rank_state))
         if scores is None:  # the checkpoint was of the last step
             scores = evaluate_all(rank_state)
         accounts = None
@@ -413,48 +411,50 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         with _on_failure(rank_state, save_for_lost_peer), files:
             if record is not None:
                 files.callback(record.close)
-            with save_and_stop, progress:
-                for turn in strategy.turns(rank_state.step, is_evaluated):
-                    if isinstance(turn, TakeItem):
-                        take_step(turn)
-                        is_evaluated = not turn.is_evaluation_due
-                        tell_lost()
-                        continue
-                    if isinstance(turn, TakeGradients):
-                        take_gradients(turn)
-                        tell_lost()
-                        continue
-                    if isinstance(turn, SkipGradients):
-                        announce("skipped", _explain_late(turn), turn.step + 1)
-                        continue
-                    complete_step(rank_state)
-                    tell_complete_steps()
-                    if isinstance(turn, Evaluate):
-                        scores, is_evaluated = evaluate_now(turn.epoch), True
-                        if checkpoints.is_best(scores):
-                            strategy.ask_to_save()
-                    elif isinstance(turn, AverageWeights):
-                        strategy.average_weights()
-                    elif isinstance(turn, Finish):
-                        run_with_heartbeats(checkpoints.finish, *strategy.peers)
-                    elif isinstance(turn, Lead):
-                        with contextlib.suppress(StoreLostError):  # all hear of it next
-                            take_over()
-                    elif isinstance(turn, Leave):
-                        strategy.close()
-                        rank_state.feed.close()
-                        return DONE
-                    else:
-                        rank_state.step = turn.step
-                        with save_and_stop.patient():
-                            if turn.stop:
-                                save_and_stop.leaves = True
-                                code = strategy.together(stop)
-                                strategy.close()
-                                return code
-                            save_now()
-            at_the_end = Kept(rank_state)
-            strategy.together(finish)
+            with save_and_stop:  # to the end: SIGTERM must not end this rank while it saves
+                with progress:
+                    for turn in strategy.turns(rank_state.step, is_evaluated):
+                        if isinstance(turn, TakeItem):
+                            take_step(turn)
+                            is_evaluated = not turn.is_evaluation_due
+                            tell_lost()
+                            continue
+                        if isinstance(turn, TakeGradients):
+                            take_gradients(turn)
+                            tell_lost()
+                            continue
+                        if isinstance(turn, SkipGradients):
+                            announce("skipped", _explain_late(turn), turn.step + 1)
+                            continue
+                        complete_step(rank_state)
+                        tell_complete_steps()
+                        if isinstance(turn, Evaluate):
+                            scores, is_evaluated = evaluate_now(turn.epoch), True
+                            if checkpoints.is_best(scores):
+                                strategy.ask_to_save()
+                        elif isinstance(turn, AverageWeights):
+                            strategy.average_weights()
+                        elif isinstance(turn, Finish):
+                            run_with_heartbeats(checkpoints.finish, *strategy.peers)
+                        elif isinstance(turn, Lead):
+                            with contextlib.suppress(StoreLostError):  # all hear of it next
+                                take_over()
+                        elif isinstance(turn, Leave):
+                            strategy.close()
+                            rank_state.feed.close()
+                            return DONE
+                        else:
+                            rank_state.step = turn.step
+                            with save_and_stop.patient():
+                                if turn.stop:
+                                    save_and_stop.leaves = True
+                                    code = strategy.together(stop)
+                                    strategy.close()
+                                    return code
+                                save_now()
+                at_the_end = Kept(rank_state)
+                with save_and_stop.patient():
+                    strategy.together(finish)
             rank_state.feed.close()
             strategy.close()
             return DONE

@@ -129,6 +129,14 @@ def put(place: str, step: int, what: str) -> None:
             happen(what)
 
         training.Checkpoints.save = saved
+    if place == "weights":  # of the end, when all steps are done
+        save = training.save_run_weights
+
+        def written(*args, **options):
+            happen(what)
+            save(*args, **options)
+
+        training.save_run_weights = written
     if place == "end":
         now[0] = step
         wrap(training, "share_evaluation")

@@ -128,6 +128,13 @@ def test_a_rank_killed_in(place, layout, unbroken, folder):
     goes_on_as_if_nothing_had_been(folder, unbroken)
 
 
+def test_sigterm_when_all_steps_are_done_costs_no_result(unbroken, folder):
+    """A launcher sends it when a peer is lost: a rank must still say so, and save what it has."""
+    done = run_faulty("weights:1:0:term", STAGES, folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    is_the_same(folder, unbroken)
+
+
 @pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.heavy)])
 def test_a_rank_killed_beside_one_that_runs_ahead(killed, unbroken, folder):
     """The other replica knows the outcome of the step before only then, and saves its state.
