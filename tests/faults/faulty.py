@@ -132,11 +132,11 @@ def put(place: str, step: int, what: str) -> None:
     if place == "weights":  # of the end, when all steps are done
         save = training.save_run_weights
 
-        def written(*args, **options):
+        def asked(*args, **options):
             happen(what)
             save(*args, **options)
 
-        training.save_run_weights = written
+        training.save_run_weights = asked
     if place == "end":
         now[0] = step
         wrap(training, "share_evaluation")
