@@ -87,8 +87,15 @@ def run_plan(config: PlanConfig, arguments: Sequence[str]) -> int:
     check_new_file(profile_beside(out), "--out ", (".json",), mark=PROFILE_MARK, overwrite=None)
     check_new_file(out.with_suffix(".png"), "--out ", (".png",), mark=MADE_BY, overwrite=None)
     num_ranks = ranks_to_measure(config, config.stages * config.dp)
-    one_stage = replace(config, stages=1, dp=num_ranks, microbatches=1, schedule="gpipe", out=None)
-    one_stage = replace(one_stage, cuda_graph=None)  # parts are timed, which a recorded step lacks
+    one_stage = replace(
+        config,
+        stages=1,
+        dp=num_ranks,
+        microbatches=1,
+        schedule="gpipe",
+        out=None,
+        cuda_graph=None,  # parts are timed, which a recorded step lacks
+    )
     return run_on_ranks(
         one_stage,
         arguments,

@@ -363,6 +363,8 @@ class TrainConfig:
     )
     repartition_every: int | None = _data(None, bounds=(1, 1 << 30), job="graph", when=(_PARTS,))
     merge: int | None = _data(None, bounds=(1, 1 << 30), job="graph", when=(_PARTS,), filled=1)
+    # The sizes of saint-node, saint-edge and saint-walk are those of GraphSAINT on Reddit
+    # (arXiv:1907.04931).
     sample_nodes: int | None = _data(
         None, bounds=(1, 1 << 30), job="graph", when=(_sampled("saint-node"),), filled=8000
     )
@@ -473,10 +475,10 @@ OPTIONS = facts_of(TrainConfig)
 
 def of_sampler(sampler: str | None = None) -> list[str]:
     """Return the names of the options that a sampler has; by default of all of them."""
-    conditions = {name: when for name, facts in OPTIONS.items() for when in facts.when}
     return [
         name
-        for name, when in conditions.items()
+        for name, facts in OPTIONS.items()
+        for when in facts.when
         if when.option == "sampler" and (sampler is None or sampler in when.values)
     ]
 
