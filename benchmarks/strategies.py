@@ -41,9 +41,9 @@ from vigpipe.replication.compression import bytes_of_sum
 from vigpipe.replication.course import Course
 from vigpipe.replication.decisions import ALL
 from vigpipe.replication.feedback import make_method
-from vigpipe.replication.own_steps import Weights
+from vigpipe.replication.own_steps import OwnSteps, Weights
 from vigpipe.replication.place import Place
-from vigpipe.replication.strategy import AverageWeights, Strategy, TakeGradients, TakeItem
+from vigpipe.replication.strategy import Loop, Pushed, Strategy
 from vigpipe.run.folder import make_output_folder
 
 MACHINES = ("equal", "one slow", "spells")
@@ -250,7 +250,8 @@ def run_case(
     began = time.perf_counter()
     _work(strategy, weights, costs)
     seconds = time.perf_counter() - began
-    strategy.close()
+    assert isinstance(strategy, OwnSteps)
+    strategy.company.close()
     accounts = all_gather_values((seconds, dict(strategy.account())), num_ranks)
     return _run_of(case, options, repeat, accounts[:num_members])
 
@@ -285,15 +286,21 @@ def _work(strategy: Strategy, weights: Weights, costs: Iterator[float]) -> None:
     """Do what a training loop does, and sleep instead of computing."""
     gradients = [torch.zeros_like(tensor) for tensor in weights.averaged.values()]
     moments, is_finite = torch.zeros(1, 3, 0, dtype=torch.float64), torch.tensor(True)
-    for turn in strategy.turns(0, is_evaluated=True):
-        if isinstance(turn, TakeItem):
-            sleep_until(time.perf_counter() + next(costs))
-            strategy.combine_gradients(gradients, moments, is_finite, num_samples=1, loss=None)
-            strategy.hear(Agreement([Status()]))
-        elif isinstance(turn, TakeGradients):
-            strategy.hear(Agreement([]))
-        elif isinstance(turn, AverageWeights):
-            strategy.average_weights()
+    for _ in strategy.items(0, is_evaluated=True, loop=_Applies(strategy)):
+        sleep_until(time.perf_counter() + next(costs))
+        strategy.combine_gradients(gradients, moments, is_finite, num_samples=1, loss=None)
+        strategy.hear(Agreement([Status()]))
+
+
+class _Applies(Loop):
+    """A loop whose optimizer takes no time."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+
+    def apply(self, pushed: Pushed) -> None:
+        """Count the gradients of another replica."""
+        self._strategy.hear(Agreement([]))
 
 
 def item_seconds(

@@ -121,12 +121,8 @@ def test_replicas_with_steps_of_their_own_are_put_together(tmp_path):
 def test_replicas_that_have_left_out_different_numbers_are_not_rescued(compressor, saves):
     """What the lost one had left out is known to nobody."""
     state: Any = SimpleNamespace(
-        strategy=SimpleNamespace(sums_replicas=True, fail=lambda **_: None),
+        own_steps=None,
         replicas=SimpleNamespace(compressor=compressor),
         run=SimpleNamespace(layout=Layout(num_replicas=2)),
-        runs_ahead=False,
     )
-    saved = []
-    with pytest.raises(RuntimeError), training._on_failure(state, lambda: saved.append(1)):
-        raise RuntimeError("Connection closed by peer [127.0.0.1]:1")
-    assert bool(saved) == saves
+    assert training.has_copies(state) == saves

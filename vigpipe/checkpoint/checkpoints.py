@@ -14,7 +14,7 @@ from vigpipe.checkpoint.state import named_tensors, replica_prefix, residuals, s
 from vigpipe.config.files import as_toml
 from vigpipe.job.score import Scores
 from vigpipe.parallel.agreement import all_gather_values, broadcast_value, run_with_heartbeats
-from vigpipe.replication.strategy import LeftOver
+from vigpipe.replication.own_steps import LeftOver
 from vigpipe.run.provenance import provenance
 from vigpipe.run.rank import RankState
 
@@ -120,19 +120,19 @@ class Checkpoints:
             metrics_bytes: size of metrics.jsonl, on the rank that writes it.
             events_bytes: size of events.jsonl, likewise.
         """
-        rank_state, strategy = self.rank_state, self.rank_state.strategy
+        rank_state, own_steps = self.rank_state, self.rank_state.own_steps
         layout = rank_state.run.layout
-        run_with_heartbeats(self._saver.finish, *strategy.peers)
+        run_with_heartbeats(self._saver.finish, *rank_state.strategy.peers)
         num_copies = layout.team_size * layout.num_shards
         own = share_of(named_tensors(rank_state), self._copy % num_copies, num_copies)
         prefix = replica_prefix(layout.state_of(rank_state.replica_index))
         share = {f"{prefix}{name}": tensor for name, tensor in own.items()}
         share |= residuals(rank_state)
-        replicas = {}
-        if not strategy.sums_replicas:
+        replicas, stored = {}, {}
+        if own_steps is not None:
             sizes = {"metrics_bytes": metrics_bytes, "events_bytes": events_bytes}
-            replicas = {"progress": strategy.progress(), **sizes}
-        stored = {f"{prefix}rows/{name}": tensor for name, tensor in strategy.stored().items()}
+            replicas = {"progress": own_steps.progress(), **sizes}
+            stored = {f"{prefix}rows/{name}": t for name, t in own_steps.stored().items()}
         manifest = replace(self._manifest(loss, evaluated), replicas=replicas)
         self._saver.save(manifest, share, stored)
 
@@ -191,4 +191,4 @@ class Checkpoints:
 def _is_lost(replica_of: Mapping[str, int], rank_state: RankState, file: str) -> bool:
     """Whether the replica was lost that would write a file of a checkpoint."""
     team, _ = rank_state.run.layout.team_of(replica_of[file])
-    return team in rank_state.strategy.lost()
+    return rank_state.own_steps is not None and team in rank_state.own_steps.company.lost()

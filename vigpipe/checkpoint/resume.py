@@ -289,7 +289,8 @@ def _restore_stored(
         file_of: the file of each tensor.
     """
     opened = cache(partial(mapped.open, writes_file=False))
-    for name, target in rank_state.strategy.stored().items():
+    own_steps = rank_state.own_steps
+    for name, target in {} if own_steps is None else own_steps.stored().items():
         full_name = f"{prefix}rows/{name}"
         if full_name not in file_of:
             raise InputError(f"{checkpoint}: has no {full_name}; give a checkpoint of this model")
@@ -335,9 +336,9 @@ def load_checkpoint(rank_state: "RankState", checkpoint: Path, manifest: Manifes
     tensors = {name.removeprefix(prefix): tensor for name, tensor in found}
     restore(rank_state, tensors, str(checkpoint))
     _restore_stored(rank_state, checkpoint, prefix, file_of)
-    if manifest.replicas:
+    if rank_state.own_steps is not None and manifest.replicas:
         try:
-            rank_state.strategy.restore(manifest.replicas["progress"], kept)
+            rank_state.own_steps.restore(manifest.replicas["progress"], kept)
         except ValueError as error:
             raise InputError(
                 f"{checkpoint}: its entry of the replicas is malformed: {error}; give another "

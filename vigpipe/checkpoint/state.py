@@ -62,7 +62,8 @@ def _model_tensors(rank_state: "RankState") -> dict[str, Tensor]:
     """Return the tensors that exist before the first step: weights, statistics, averages."""
     tensors = {f"model/{name}": tensor for name, tensor in rank_state.state().items()}
     tensors |= {f"ema/{name}": tensor for name, tensor in rank_state.average().items()}
-    return tensors | dict(rank_state.strategy.tensors())
+    own_steps = rank_state.own_steps
+    return tensors if own_steps is None else tensors | dict(own_steps.tensors())
 
 
 def residuals(rank_state: "RankState") -> dict[str, Tensor]:

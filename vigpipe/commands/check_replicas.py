@@ -22,7 +22,7 @@ from vigpipe.job.batch import ReplicaBatch
 from vigpipe.parallel.agreement import Agreement, Peers
 from vigpipe.parallel.layout import Layout
 from vigpipe.replication.record import Recorded, collect
-from vigpipe.replication.strategy import AverageWeights, Outcome, TakeGradients, TakeItem
+from vigpipe.replication.strategy import Item, Loop, Outcome, Pushed
 from vigpipe.replication.subnetworks.moments import is_moment
 from vigpipe.replication.synchronous import Synchronous
 from vigpipe.run.batches import read_batch
@@ -118,21 +118,29 @@ def train_recorded(rank_state: RankState) -> tuple[list[float], list[Recorded]]:
     Returns:
         The losses of the steps that this rank knows, and what all ranks have recorded.
     """
-    strategy, losses = rank_state.strategy, []
-    for turn in strategy.turns(0, is_evaluated=True):
-        if isinstance(turn, TakeItem):
-            losses += _take(rank_state, read_batch(rank_state, turn))
-        elif isinstance(turn, TakeGradients):
-            apply_gradients(rank_state, turn)
-            strategy.hear(Agreement([]))
-            losses.append(turn.loss)
-        elif isinstance(turn, AverageWeights):
-            strategy.average_weights()
+    loop, own_steps = _Losses(rank_state), rank_state.own_steps
+    assert own_steps is not None
+    for item in own_steps.items(0, is_evaluated=True, loop=loop):
+        loop.losses += _take(rank_state, read_batch(rank_state, item))
     layout = rank_state.run.layout
-    events = all_events(strategy, layout.world_size)
-    strategy.close()
+    events = all_events(own_steps.company, layout.world_size)
+    own_steps.company.close()
     rank_state.feed.close()
-    return losses, collect(events, layout.num_teams)
+    return loop.losses, collect(events, layout.num_teams)
+
+
+class _Losses(Loop):
+    """A loop that keeps the losses of steps, and neither evaluates nor saves."""
+
+    def __init__(self, rank_state: RankState) -> None:
+        self._state = rank_state
+        self.losses: list[float] = []
+
+    def apply(self, pushed: Pushed) -> None:
+        """Take one optimizer step with the gradients of another replica."""
+        apply_gradients(self._state, pushed)
+        self._state.strategy.hear(Agreement([]))
+        self.losses.append(pushed.loss)
 
 
 def _train(rank_state: RankState) -> tuple[list[Kinds] | None, list[Recorded]]:
@@ -144,8 +152,10 @@ def _train(rank_state: RankState) -> tuple[list[Kinds] | None, list[Recorded]]:
     losses, recorded = train_recorded(rank_state)
     layout = rank_state.run.layout
     own = trace_of(rank_state, losses)
-    if stored := rank_state.strategy.stored():  # of the wide model of sub-networks
-        rank_state.strategy.average_at_the_end(rank_state.counterparts)
+    own_steps = rank_state.own_steps
+    assert own_steps is not None
+    if stored := own_steps.stored():  # of the wide model of sub-networks
+        own_steps.average_at_the_end(rank_state.counterparts)
         last = layout.pipeline_size - 1
         rows = gather_named(dict(stored), rank_state.pipeline_group, last)
         own = None if own is None or rows is None else {**own, **stored_kinds(rows)}
@@ -177,7 +187,6 @@ class Alone(Synchronous):
         given: the gradients and moments that the next step is taken with; None for its own.
     """
 
-    sums_replicas = False
     given: "Average | None" = None
 
     def combine_gradients(
@@ -308,7 +317,7 @@ class Model:
 
     def batch(self, item: int) -> ReplicaBatch:
         """Read an item."""
-        return read_batch(self.state, TakeItem(item))
+        return read_batch(self.state, Item(item))
 
     def gradients(self, item: int) -> tuple[int, Tensor, list[Tensor]]:
         """Compute the gradients of an item, and change nothing.

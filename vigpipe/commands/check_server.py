@@ -17,7 +17,7 @@ from vigpipe.parallel.agreement import Peers
 from vigpipe.parallel.layout import Layout
 from vigpipe.replication.record import Recorded
 from vigpipe.replication.serving import damping
-from vigpipe.replication.strategy import Outcome, TakeGradients, TakeItem
+from vigpipe.replication.strategy import Item, Outcome, Pushed
 from vigpipe.replication.synchronous import Synchronous
 from vigpipe.run.batches import read_batch
 from vigpipe.run.facts import Run
@@ -57,7 +57,6 @@ def compare_with_server(
 class _HandsOver(Synchronous):
     """The strategy of a model that computes gradients, and leaves its weights as they are."""
 
-    sums_replicas = False
     gradients: Sequence[Tensor] = ()
     moments = loss = torch.zeros(0)
 
@@ -100,7 +99,7 @@ def serve_in_turn(run: Run, recorded: Sequence[Recorded], device: torch.device) 
             parameter.data.copy_(of_version)
         if last_use[push.pulled] == push.served:
             del versions[push.pulled]
-        batch = read_batch(worker, TakeItem(item))
+        batch = read_batch(worker, Item(item))
         train_step(worker, batch)
         if push.version == version:
             continue  # not finite, or of no samples
@@ -110,7 +109,7 @@ def serve_in_turn(run: Run, recorded: Sequence[Recorded], device: torch.device) 
             parameter.grad = gradient.clone()
         staleness = version - push.pulled
         loss = hands_over.loss.item()
-        turn = TakeGradients(
+        pushed = Pushed(
             replica=item % num_workers,
             item=item,
             step=(push.served - 1) // num_workers,
@@ -121,7 +120,7 @@ def serve_in_turn(run: Run, recorded: Sequence[Recorded], device: torch.device) 
             staleness=staleness,
             damping=damping(staleness),
         )
-        apply_gradients(server, turn)
+        apply_gradients(server, pushed)
         version = push.version
         if version in last_use:
             versions[version] = _copied(server)

@@ -25,13 +25,14 @@ from vigpipe.replication.metrics import (
     rows_of_server,
     samples_per_second,
 )
-from vigpipe.replication.strategy import AverageWeights, TakeGradients, TakeItem
+from vigpipe.replication.own_steps import OwnSteps
+from vigpipe.replication.strategy import Item, Loop, Pushed
 from vigpipe.run.batches import read_batch
 from vigpipe.run.evaluation import evaluate
 from vigpipe.run.events import open_events
 from vigpipe.run.facts import Run
 from vigpipe.run.others import all_events
-from vigpipe.run.rank import make_rank_state
+from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.run.record import RunRecord, gradients_row, step_row
 from vigpipe.run.step import apply_gradients, complete_step, train_step
 from vigpipe.run.summary import gather_accounts, summarize
@@ -51,40 +52,15 @@ def time_replicas(
     """
     started = time.perf_counter()
     rank_state = make_rank_state(run, rank, device)
-    strategy, layout, loss = rank_state.strategy, run.layout, None
+    own_steps, layout = rank_state.own_steps, run.layout
+    assert own_steps is not None
     record = RunRecord(folder, as_toml(run.config)) if rank_state.is_writer else None
-    num_items, before = 0, {}
-    is_server = rank_state.replica_index == layout.num_replicas
-    num_left_out = run.config.timing_warmup * (layout.num_replicas if is_server else 1)
-    for turn in strategy.turns(0, is_evaluated=True):
-        if num_items == num_left_out:
-            before = before or dict(strategy.account())
-        if isinstance(turn, AverageWeights):
-            strategy.average_weights()
-        if isinstance(turn, TakeGradients):
-            lr, loss = apply_gradients(rank_state, turn), turn.loss
-            num_items += 1
-            if record is not None:
-                rates = run.job.rates(*run.in_batches(turn.item), turn.num_samples, turn.seconds)
-                record.add_step(gradients_row(turn, run.course, lr, rates))
-        if not isinstance(turn, TakeItem):
-            continue
-        batch = read_batch(rank_state, turn)
-        step = train_step(rank_state, batch)
-        complete_step(rank_state)
-        strategy.hear(step.agreement, is_full=run.fill(turn.item).is_full)
-        num_items, loss = num_items + 1, step.loss
-        if record is not None and loss is not None and any(batch.sizes):
-            facts = batch.step + 1, run.course.epoch(batch.step), loss, step.lr, step.seconds
-            waited, whose = step.agreement.data_seconds, {"replica": 0, "item": turn.item}
-            rates = run.job.rates(*run.in_batches(turn.item), batch.num_samples, step.seconds)
-            record.add_step(step_row(*facts, rates, waited, **whose))
-    if num_items <= num_left_out:  # with a pool, of a slow replica
-        before = dict(strategy.account())
-    account = _difference(strategy.account(), before)
-    accounts = gather_accounts(rank_state, account)
-    rows = all_events(strategy, layout.world_size)
-    strategy.close()
+    timed = _Timed(rank_state, own_steps, record)
+    for item in own_steps.items(0, is_evaluated=True, loop=timed):
+        timed.take(item)
+    accounts = gather_accounts(rank_state, timed.account())
+    rows = all_events(own_steps.company, layout.world_size)
+    own_steps.company.close()
     if layout.has_server:
         rank_state.copy_from(layout.writer, rank_state.counterparts)
     scores = evaluate(rank_state, ("test",), num_test_batches * run.batch_size)
@@ -94,7 +70,7 @@ def time_replicas(
     events = open_events(run, folder, None)
     events.add(rows)
     events.finish()
-    summary = summarize(rank_state, Scores(scores["test"], None), loss, started, accounts)
+    summary = summarize(rank_state, Scores(scores["test"], None), timed.loss, started, accounts)
     record.finish(summary)
     found, samples = summary["replicas"], trained_on(run.job.unit)
     print(f"{run.config.model} on {run.job.name}: {layout}, {device}\n")
@@ -112,6 +88,66 @@ def time_replicas(
         "vigpipe time --strategy synchronous times the parts of a step, and vigpipe report "
         f"{folder} draws who did what when."
     )
+
+
+class _Timed(Loop):
+    """A loop that takes steps, and leaves the first ones of a rank out of its account.
+
+    Args:
+        rank_state: state of the rank.
+        own_steps: its strategy.
+        record: the run's files, on the rank that writes them.
+
+    Attributes:
+        loss: of the last step, if it is known.
+    """
+
+    def __init__(
+        self, rank_state: RankState, own_steps: OwnSteps, record: RunRecord | None
+    ) -> None:
+        self._state, self._strategy, self._record = rank_state, own_steps, record
+        layout = rank_state.run.layout
+        is_server = rank_state.replica_index == layout.num_replicas
+        num_warmup = rank_state.run.config.timing_warmup
+        self._num_left_out = num_warmup * (layout.num_replicas if is_server else 1)
+        self._num_items, self._before = 0, {}
+        self.loss: float | None = None
+
+    def complete(self) -> None:
+        """Count from here on, if the first steps are over."""
+        if self._num_items == self._num_left_out:
+            self._before = self._before or dict(self._strategy.account())
+
+    def take(self, item: Item) -> None:
+        """Take a step with an item."""
+        self.complete()
+        state, run = self._state, self._state.run
+        batch = read_batch(state, item)
+        step = train_step(state, batch)
+        complete_step(state)
+        self._strategy.hear(step.agreement, is_full=run.fill(item.number).is_full)
+        self._num_items, self.loss = self._num_items + 1, step.loss
+        if self._record is not None and step.loss is not None and any(batch.sizes):
+            facts = batch.step + 1, run.course.epoch(batch.step), step.loss, step.lr, step.seconds
+            waited, whose = step.agreement.data_seconds, {"replica": 0, "item": item.number}
+            rates = run.job.rates(*run.in_batches(item.number), batch.num_samples, step.seconds)
+            self._record.add_step(step_row(*facts, rates, waited, **whose))
+
+    def apply(self, pushed: Pushed) -> None:
+        """Take a step with the gradients of another replica."""
+        self.complete()
+        run, lr = self._state.run, apply_gradients(self._state, pushed)
+        self._num_items, self.loss = self._num_items + 1, pushed.loss
+        if self._record is not None:
+            size = *run.in_batches(pushed.item), pushed.num_samples
+            rates = run.job.rates(*size, pushed.seconds)
+            self._record.add_step(gradients_row(pushed, run.course, lr, rates))
+
+    def account(self) -> dict[str, Any]:
+        """Return what the rank has counted since the first steps."""
+        if self._num_items <= self._num_left_out:  # with a pool, a slow replica may have no more
+            self._before = dict(self._strategy.account())
+        return _difference(self._strategy.account(), self._before)
 
 
 def _difference(after: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,38 +28,23 @@ from vigpipe.parallel.agreement import (
     holds_everywhere,
 )
 from vigpipe.parallel.counterparts import Counterparts
-from vigpipe.replication.alive import Alive
 from vigpipe.replication.attempt import attempt
 from vigpipe.replication.averages import Averages, RoundedWeights
 from vigpipe.replication.company import Company
 from vigpipe.replication.course import Course
 from vigpipe.replication.decide import decide
-from vigpipe.replication.decisions import ALL, OWN_GRADIENTS, Decision, Decisions, Kind
+from vigpipe.replication.decisions import ALL, OWN_GRADIENTS, Decision, Kind
 from vigpipe.replication.diary import Diary
 from vigpipe.replication.exchange import Exchange
 from vigpipe.replication.feedback import make_compressor
 from vigpipe.replication.member import Member, Rules
-from vigpipe.replication.parcels import Inbox, Outbox
+from vigpipe.replication.parcels import Outbox
 from vigpipe.replication.place import Place
 from vigpipe.replication.record import Recorded
 from vigpipe.replication.serving import ServerMember
-from vigpipe.replication.store import StoreLostError, WatchedStore
-from vigpipe.replication.strategy import (
-    AverageWeights,
-    Evaluate,
-    Finish,
-    Lead,
-    Leave,
-    LeftOver,
-    Outcome,
-    Rest,
-    TakeItem,
-    Turn,
-)
-from vigpipe.replication.table import SharedTable, Table, new_table, read_table, resumed_table
-
-if TYPE_CHECKING:
-    from vigpipe.replication.subnetworks.rows import Rows
+from vigpipe.replication.store import StoreLostError
+from vigpipe.replication.strategy import Item, Loop, Outcome
+from vigpipe.replication.table import SharedTable, resumed_table
 
 T = TypeVar("T")
 
@@ -71,17 +56,29 @@ class Weights:
     Attributes:
         parameters: by name.
         statistics: BatchNorm's running means and variances, by name.
-        rows: what the rank stores of the wide model that they are a part of; None if of none.
     """
 
     parameters: Mapping[str, Tensor]
     statistics: Mapping[str, Tensor]
-    rows: "Rows | None" = None
 
     @property
     def averaged(self) -> dict[str, Tensor]:
         """All of them, parameters first."""
         return {**self.parameters, **self.statistics}
+
+
+class LeftOver(NamedTuple):
+    """What a replica knows when the store is lost where all have met.
+
+    Attributes:
+        step: steps that the items belong to which were drawn by then.
+        seen: the table, from `Table.seen`.
+        parcels: the rows that this rank has told of since the last checkpoint.
+    """
+
+    step: int
+    seen: Mapping[str, Any]
+    parcels: Sequence[Mapping[str, Any]]
 
 
 class OwnSteps:
@@ -93,9 +90,10 @@ class OwnSteps:
         place: this rank among the others.
         weights: those of this rank's stages.
         recorded: what each replica is to do again; None if it is free.
-    """
 
-    sums_replicas = False
+    Attributes:
+        company: the replicas that are left.
+    """
 
     def __init__(
         self,
@@ -112,26 +110,19 @@ class OwnSteps:
         every = options.average_every or 0
         self._rules = Rules(course, every, gradients, from_pool, looks_ahead)
         self._options, self._weights, self._recorded = options, weights, recorded
-        self.outlives = options.strategy in OUTLIVING
         self._exchange = Exchange(place.between, place.links)
         self._compressor = make_compressor(options, self._exchange, weights.parameters)
         self._averages: Averages = self._compressor or self._exchange
         is_rounded = options.average == "weights" and options.compress != "none"
         if is_rounded and place.between.size > 1:
             self._averages = RoundedWeights(self._exchange, len(weights.parameters))
-        # The peers of the first rank wait for it, with more patience.
-        self._store = WatchedStore(place.open_store(), place.timeout_seconds / 2)
+        outlives = options.strategy in OUTLIVING
+        self.company = Company(place, course.num_replicas, outlives=outlives)
         self._has_server = place.num_teams > course.num_replicas
-        self._first = new_table(course.num_replicas, has_server=self._has_server)
-        self._table: SharedTable | None = None  # that of the first rank
-        self._company = Company(place, self._store, course.num_replicas, outlives=self.outlives)
-        self._outbox = Outbox(self._store, place.rank)
+        self._outbox = Outbox(self.company.store, place.rank)
         self._untold: list[dict[str, Any]] = []  # rows of metrics.jsonl
-        self._lost: dict[int, int] = {}  # replicas, and the steps that each of them had taken
         # On the first rank of the pipeline, once it runs.
         self._member: Member | ServerMember | None = None
-        self._decisions = Decisions(self.peers)
-        self._alive: Alive | None = None
         self._partner = ALL  # with whom weights are averaged next
         self._came_back: dict[str, int] | None = None  # row of a replica that was lost before
         self._samples = 0  # that the replica was trained on since it was averaged
@@ -174,35 +165,43 @@ class OwnSteps:
         """
 
     def restore(self, progress: Mapping[str, Any], kept: Sequence[int]) -> None:
-        """Go on where an earlier run has rested; its tensors are in `tensors` already."""
+        """Go on where an earlier run has rested; its tensors are in `tensors` already.
+
+        Args:
+            progress: what that run's strategy returned.
+            kept: the replicas whose states it has kept; the others begin with that of the first.
+
+        Raises:
+            ValueError: it is malformed, or of another number of replicas.
+        """
         size = self._course.num_replicas
-        self._first = resumed_table(progress, size, has_server=self._has_server)
+        first = self.company.first = resumed_table(progress, size, has_server=self._has_server)
         for replica in range(0 if self._has_server else size):
-            self._first.samples[replica] *= replica in kept
+            first.samples[replica] *= replica in kept
         team = self._place.team
         if not self._place.is_server:
             if not self._has_server and team not in kept:
-                step = self._first.taken[team]
-                self._came_back = {"replica": team, "step": step, "again": kept[0]}
-            self._samples = self._first.samples[team]
+                self._came_back = {"replica": team, "step": first.taken[team], "again": kept[0]}
+            self._samples = first.samples[team]
 
-    def turns(self, first_step: int, is_evaluated: bool) -> Iterator[Turn]:
-        """Yield what this replica does; the same on all ranks of its pipeline."""
+    def items(self, first_step: int, is_evaluated: bool, loop: Loop) -> Iterator[Item]:
+        """Yield the items of this replica; the same on all ranks of its pipeline."""
+        first = self.company.first
         if self._place.is_first:
-            self._table = SharedTable(self._store, self._first, self._place.team)
-            self._decisions.begin(self._decide(self._table), self._watch())
+            decide = self._decide(self.company.open())
+            assert self._member is not None
+            self.company.begin(decide, self._member.lose)
         while (decision := self._next_decision()).kind is not Kind.END:
-            if decision.kind is Kind.LEAVE:
-                yield Leave()
+            yield from self._do(decision, loop)
+            if decision.kind in (Kind.STOP, Kind.LEAVE):
                 return
-            yield from self._do(decision)
-        unfinished = max(*self._first.leases, *self._first.ahead) >= 0
-        if self._first.drawn < self._course.num_items or unfinished:
+        unfinished = max(*first.leases, *first.ahead) >= 0
+        if first.drawn < self._course.num_items or unfinished:
             with self._diary.doing("saved"):
-                yield Rest(self._course.num_steps, stop=False)
+                loop.rest(self._course.num_steps, stop=False)
 
-    def _do(self, decision: Decision) -> Iterator[Turn]:
-        """Do what was decided."""
+    def _do(self, decision: Decision, loop: Loop) -> Iterator[Item]:
+        """Do what was decided, and yield the item to take a step with, if that is it."""
         kind, number, ahead = decision
         if kind is Kind.TAKE:
             before = self._diary.seconds["worked"]
@@ -214,33 +213,43 @@ class OwnSteps:
                     self._num_partial += 1
                     self._partial_seconds += self._diary.seconds["worked"] - before
         elif kind is Kind.EVALUATE:
-            with self._diary.doing("evaluated"):
-                yield Evaluate(number)
+            self._evaluate(number, loop)
         elif kind is Kind.AVERAGE and self._rules.gradients:  # this replica has none to give
             self._give_nothing(number)
         elif kind is Kind.AVERAGE:
             self._partner = number
-            yield AverageWeights()
+            loop.complete()
+            self.average_weights()
         elif kind is Kind.GIVE:
             self._give(number)
         elif kind is Kind.LEAD:
-            yield Lead()
+            loop.complete()
+            loop.lead()
+        elif kind is Kind.LEAVE:
+            loop.complete()
+            self.company.has_left = True
         elif kind is Kind.TELL:
             self._tell()
             with self._diary.doing("saved"):
-                yield Finish()
+                loop.complete()
+                loop.flush()
             agree(NOTHING_WANTED, self.peers)  # or one of them could do so after the rest
         else:
             assert kind in (Kind.REST, Kind.STOP)
             with self._diary.doing("saved"):
                 self._before_rest(kind is Kind.STOP)
-                yield Rest(number, kind is Kind.STOP)
+                loop.rest(number, stop=kind is Kind.STOP)
             self._outbox.forget()  # the checkpoint counts on what was sent
+
+    def _evaluate(self, epoch: int, loop: Loop) -> None:
+        with self._diary.doing("evaluated"):
+            if loop.evaluate(epoch):
+                self._ask_to_save()
 
     def _next_decision(self) -> Decision:
         with self._diary.doing("waited"):
-            decision = self._decisions.next()
-        if self.outlives:  # this rank may die before it tells of it later
+            decision = self.company.decisions.next()
+        if self.company.outlives:  # this rank may die before it tells of it later
             self._tell()
         return decision
 
@@ -263,72 +272,12 @@ class OwnSteps:
         member.events += [] if self._came_back is None else [self._came_back]
         return decide(member)
 
-    def _watch(self) -> Callable[[], None]:
-        place = self._place
-        timeout, has_ended = place.timeout_seconds, place.has_ended
-        self._alive = Alive(self._store, place.team, place.num_teams, timeout, has_ended)
-        return self._look_for_lost
-
-    def _look_for_lost(self) -> None:
-        """Give up replicas that are gone; called on the first rank while it waits.
-
-        Raises:
-            RuntimeError: one is gone that the run cannot do without.
-        """
-        lost = {} if self._alive is None else self._alive.look()
-        for replica, why in lost.items():
-            if not self.outlives or replica == self._course.num_replicas:
-                raise RuntimeError(why)
-            assert self._member is not None
-            self._member.lose(replica)
-            self._place.give_up(replica)
-
-    def together(self, work: Callable[[Counterparts], T]) -> T:
-        """Do work together with all replicas that are left, anew if one is lost meanwhile."""
-        return self._company.together(work, self._decisions, self._table, self._look_for_lost)
-
-    def share(self, value: Any) -> dict[int, Any]:  # noqa: ANN401
-        """Return the values of all ranks, by rank; only in work that is done together."""
-        return self._company.share(value)
-
-    def heads(self) -> bool:
-        """Whether this replica is the one that writes, in what is done together."""
-        return self._company.head == self._place.team and not self._place.of_team
-
-    def inbox(self) -> Inbox:
-        """Return what all ranks have told the one that writes."""
-        return Inbox(self._store, range(self._place.num_ranks))
-
-    def lost(self) -> dict[int, int]:
-        """Return the replicas that were lost since the start, and after how many steps each."""
-        if self.outlives:
-            with contextlib.suppress(StoreLostError):  # which the next decision says to all
-                table = read_table(self._store)
-                lost = enumerate(table.lost)
-                self._lost = {replica: table.taken[replica] for replica, is_lost in lost if is_lost}
-        return self._lost
-
-    def fail(self, *, ends_run: bool) -> None:
-        """Let the others know that this rank fails, and so its replica does.
-
-        Args:
-            ends_run: whether the same would happen to the others.
-        """
-
-        def change(table: Table) -> None:
-            table.is_over |= ends_run or self._place.is_server or not self.outlives
-            if not table.is_over:
-                table.lose(self._place.team)
-
-        with contextlib.suppress(RuntimeError):  # they know, or the store is gone
-            SharedTable(self._store, self._first, self._place.team).change(change)
-
-    def _own_share(self, item: int, ahead: int) -> TakeItem:
+    def _own_share(self, item: int, ahead: int) -> Item:
         """Return what this rank computes of an item of its team, and may read ahead."""
         own = self._own_items(item)
         if not self._rules.from_pool and self._recorded is None:
-            return TakeItem(own[0], ahead=own[1:])
-        return TakeItem(own[0], ahead=self._own_items(ahead)[:1] if ahead >= 0 else ())
+            return Item(own[0], ahead=own[1:])
+        return Item(own[0], ahead=self._own_items(ahead)[:1] if ahead >= 0 else ())
 
     def _own_items(self, item: int) -> range:
         """Return this rank's shares of an item, and of those with fixed items after it."""
@@ -410,7 +359,7 @@ class OwnSteps:
 
     def _unless_lost(self, exchange: Callable[[], T], partner: int) -> T | None:
         """Exchange something with a partner; None if that is lost meanwhile, for any rank of it."""
-        if not self.outlives or partner == ALL:
+        if not self.company.outlives or partner == ALL:
             return exchange()
         before = {name: tensor.clone() for name, tensor in self.tensors().items()}
         result, is_done = attempt(exchange, self.peers)
@@ -444,7 +393,7 @@ class OwnSteps:
             with contextlib.suppress(StoreLostError):
                 self._member.close(stop=agreement.stop)
 
-    def ask_to_save(self) -> None:
+    def _ask_to_save(self) -> None:
         """Close the pool."""
         if self._member is not None:
             with contextlib.suppress(StoreLostError):
@@ -474,12 +423,15 @@ class OwnSteps:
         self._tell()
 
     def progress(self) -> Mapping[str, Any]:
-        """Return how far each replica is; the ranks of a pipeline call this together."""
+        """Return how far each replica is, for a checkpoint; all ranks of a pipeline do so together.
+
+        A later run goes on with it and with the tensors of `tensors` and `stored`.
+        """
         own = None if self._member is None else self._member.rested.progress()
         return all_gather_values(own, *self.peers)[0]
 
     def left_over(self) -> LeftOver:
-        """Return what is known of all replicas once the store is lost; see `Strategy`."""
+        """Return what is known of all replicas once the store is lost; its ranks do so together."""
         if self._samples_at_end is not None:  # the last average does not count
             self._count_samples(self._samples_at_end)
         own = None
@@ -504,11 +456,11 @@ class OwnSteps:
         return {} if compressor is None else compressor.residuals() | compressor.memory()
 
     def stored(self) -> Mapping[str, Tensor]:
-        """Return nothing: all that it has is in memory."""
+        """Return what it keeps in a file, which changes only after a `Loop.flush`."""
         return {}
 
     def account(self) -> Mapping[str, Any]:
-        """Return what this replica has done, as far as this rank knows."""
+        """Return what this rank has done, for summary.json: counts, seconds and bytes by name."""
         seconds = self._diary.seconds
         return {
             "items": self._num_items,
@@ -521,12 +473,3 @@ class OwnSteps:
             "averaging_seconds": seconds["averaged"],
             "bytes_sent": self._exchange.bytes_sent,
         }
-
-    def close(self) -> None:
-        """Leave; end what decides, and the thread that shows that this replica is there."""
-        self._decisions.end()
-        if self._alive is not None:
-            self._alive.close()
-        with contextlib.suppress(RuntimeError):  # the store is gone
-            self._company.leave()
-        self._store.close()

@@ -187,7 +187,7 @@ class Periodic(OwnSteps):
             if self._compressor is not None:
                 self._averages = Differences(self._compressor, self._exchange, self._outer.old)
         if options.overlap and self._course.num_replicas > 1:
-            self._travel = Travel(self._weights.averaged, self._averages, self._store)
+            self._travel = Travel(self._weights.averaged, self._averages, self.company.store)
 
     def _make_member(self, table: SharedTable, recorded: Recorded | None) -> Member:
         overlap = 0 if self._travel is None else self._options.overlap or 0
@@ -196,7 +196,7 @@ class Periodic(OwnSteps):
     def restore(self, progress: Mapping[str, Any], kept: Sequence[int]) -> None:
         """Go on where an earlier run has rested, with an average that was under way."""
         super().restore(progress, kept)
-        first, team = self._first, self._place.team
+        first, team = self.company.first, self._place.team
         if self._travel is not None and first.given[team] >= 0:
             number, num_samples = first.joined[team], first.given_samples[team]
             self._travel.go_on(number, num_samples, has_come=min(first.joined) >= number)

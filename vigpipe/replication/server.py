@@ -44,7 +44,7 @@ from vigpipe.replication.serving import (
     serve,
 )
 from vigpipe.replication.store import StoreLostError
-from vigpipe.replication.strategy import Outcome, SkipGradients, TakeGradients, Turn
+from vigpipe.replication.strategy import Item, Loop, Outcome, Pushed
 from vigpipe.replication.table import SharedTable
 
 T = TypeVar("T")
@@ -87,14 +87,14 @@ class Worker(_WithServer):
         )
         return ask(self._member)
 
-    def _do(self, decision: Decision) -> Iterator[Turn]:
+    def _do(self, decision: Decision, loop: Loop) -> Iterator[Item]:
         if decision.kind is Kind.PULL:
             self._pull()
             return
         self._item = decision.number  # if it takes one
-        yield from super()._do(decision)
+        yield from super()._do(decision, loop)
 
-    def ask_to_save(self) -> None:
+    def _ask_to_save(self) -> None:
         """Do nothing: the server does, before it lets all go on."""
 
     @torch.no_grad()
@@ -141,13 +141,14 @@ class Server(_WithServer):
     def restore(self, progress: Mapping[str, Any], kept: Sequence[int]) -> None:
         """Go on where an earlier run has rested."""
         super().restore(progress, kept)
-        self._num_updates, self._num_served = self._first.updates, sum(self._first.taken)
+        first = self.company.first
+        self._num_updates, self._num_served = first.updates, sum(first.taken)
 
     def _decide(self, table: SharedTable) -> Iterator[Decision | None]:
         self._member = ServerMember(table, self._rules, self._recorded)
         return serve(self._member)
 
-    def _do(self, decision: Decision) -> Iterator[Turn]:
+    def _do(self, decision: Decision, loop: Loop) -> Iterator[Item]:
         kind, worker, _ = decision
         if kind is Kind.PULL:
             self._pulled_at[worker] = self._num_updates, perf_counter()
@@ -155,14 +156,14 @@ class Server(_WithServer):
                 self._with(worker, lambda: self._exchange.send(self._parameters, worker))
             return
         if kind not in (Kind.PUSH, Kind.PASS, Kind.SKIP):
-            yield from super()._do(decision)
+            yield from super()._do(decision, loop)
             return
         step = self._num_served // self._course.num_replicas
-        turn = None
+        pushed = None
         if kind is Kind.PUSH:
             with self._averaging():
-                turn = self._with(worker, lambda: self._receive(worker, step))
-            if turn is None:
+                pushed = self._with(worker, lambda: self._receive(worker, step))
+            if pushed is None:
                 return
         is_accepted = True
         if isinstance(self._member, ServerMember):  # on the first rank
@@ -172,13 +173,13 @@ class Server(_WithServer):
                 is_accepted = False
         if not agree(Status(finite=is_accepted), self.peers).finite:
             return
-        if turn is not None:
+        if pushed is not None:
             self._num_updates += 1
-            self._staleness[turn.staleness] += 1
+            self._staleness[pushed.staleness] += 1
             with self._diary.doing("worked"):
-                yield turn
+                loop.apply(pushed)
         elif kind is Kind.SKIP:
-            yield SkipGradients(worker, step)
+            loop.skip(worker, step)
         self._num_served += 1
 
     def _with(self, worker: int, exchange: Callable[[], T]) -> T | None:
@@ -193,7 +194,7 @@ class Server(_WithServer):
         return None
 
     @torch.no_grad()
-    def _receive(self, worker: int, step: int) -> TakeGradients:
+    def _receive(self, worker: int, step: int) -> Pushed:
         """Receive the gradients of a worker, and put them where the optimizer finds them."""
         some = self._parameters[0]
         like = some.new_empty(self._num_facts, dtype=torch.float64)
@@ -204,7 +205,7 @@ class Server(_WithServer):
         item, num_samples, loss = facts[:_NUM_FACTS].tolist()
         version, since = self._pulled_at[worker]
         staleness = self._num_updates - version
-        return TakeGradients(
+        return Pushed(
             replica=worker,
             item=int(item),
             step=step,

@@ -4,19 +4,19 @@ import time
 from collections.abc import Iterator
 
 from vigpipe.job.batch import ReplicaBatch
-from vigpipe.replication.strategy import TakeItem
+from vigpipe.replication.strategy import Item, Loop
 from vigpipe.run.rank import RankState
 
 
-def read_batch(rank_state: RankState, turn: TakeItem) -> ReplicaBatch:
+def read_batch(rank_state: RankState, item: Item) -> ReplicaBatch:
     """Read the batch of the item that this rank is to take a step with.
 
     Args:
         rank_state: this rank's state. It is told how long the batch took.
-        turn: names the item, and those that workers may read ahead.
+        item: with those that workers may read ahead.
     """
     began = time.perf_counter()
-    batch = rank_state.feed.batch(turn.item, turn.ahead)
+    batch = rank_state.feed.batch(item.number, item.ahead)
     rank_state.data_seconds = time.perf_counter() - began
     return batch
 
@@ -33,6 +33,5 @@ def batches(rank_state: RankState) -> Iterator[ReplicaBatch]:
     Yields:
         One batch for each step until the end of the run.
     """
-    for turn in rank_state.strategy.turns(rank_state.step, is_evaluated=True):
-        if isinstance(turn, TakeItem):
-            yield read_batch(rank_state, turn)
+    for item in rank_state.strategy.items(rank_state.step, is_evaluated=True, loop=Loop()):
+        yield read_batch(rank_state, item)

@@ -1,51 +1,60 @@
-"""Put what all ranks have told into the files of a run whose replicas take steps of their own."""
+"""The other replicas of a run: who of them is left, and what they tell the rank that writes."""
 
 import contextlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-from vigpipe.parallel.agreement import all_gather_values
+from vigpipe.parallel.agreement import Peers, all_gather_values
+from vigpipe.parallel.counterparts import Counterparts
+from vigpipe.replication.company import Company
 from vigpipe.replication.parcels import Inbox
 from vigpipe.replication.store import StoreLostError
-from vigpipe.replication.strategy import Strategy
 from vigpipe.run.events import EventsFile
 from vigpipe.run.record import RunRecord
 
+T = TypeVar("T")
 
-def all_events(strategy: Strategy, world_size: int) -> list[dict[str, Any]]:
+
+def all_events(company: Company, world_size: int) -> list[dict[str, Any]]:
     """Return what all ranks have told of what they did, in a run without files; all call this.
 
     Args:
-        strategy: of this rank, after its last turn.
+        company: of this rank, after its last item.
         world_size: number of ranks.
     """
     all_gather_values(None, world_size)  # the last one has told by now
-    inbox = strategy.inbox()
-    parcels = inbox.take() if inbox is not None else ()
-    return [event for parcel in parcels for event in parcel["events"]]
+    return [event for parcel in company.inbox().take() for event in parcel["events"]]
 
 
 class Others:
-    """Writes the rows of all replicas, on the rank that writes the run's files.
+    """The other replicas, as the training loop sees them.
 
     Args:
-        strategy: of this rank.
-        inbox: what the ranks have told.
-        record: of the run.
-        events: its events.jsonl.
+        company: those that are left, if replicas take steps of their own. Otherwise it is None:
+            nobody can be lost without ending the run, and the rank that writes knows every row.
+        peers: all ranks, if there is no company.
+        counterparts: those with the same stages among them.
     """
 
-    def __init__(
-        self, strategy: Strategy, inbox: Inbox, record: RunRecord, events: EventsFile
-    ) -> None:
-        self._strategy, self._inbox = strategy, inbox
-        self._record, self._events = record, events
+    def __init__(self, company: Company | None, peers: Peers, counterparts: Counterparts) -> None:
+        self._company, self._peers, self._counterparts = company, peers, counterparts
+        self._inbox: Inbox | None = None
         self._told_lost: set[int] = set()  # to the user
-        self._noted_lost: list[int] = inbox.noted.get("lost", [])  # in events.jsonl
-        self._inbox.note(events_bytes=events.add(()), lost=self._noted_lost)
+
+    def begin(self, record: RunRecord, open_events: Callable[[Inbox], EventsFile]) -> None:
+        """Write the rows of all replicas from now on, on the rank that writes the run's files."""
+        if self._company is None:
+            return
+        self._record, self._inbox = record, self._company.inbox()
+        self._events = open_events(self._inbox)
+        self._noted_lost: list[int] = self._inbox.noted.get("lost", [])  # in events.jsonl
+        self._inbox.note(events_bytes=self._events.add(()), lost=self._noted_lost)
 
     def write(self) -> int:
         """Write what has come since; returns the size of events.jsonl."""
-        lost = self._strategy.lost()
+        if self._company is None or self._inbox is None:
+            return 0
+        lost = self._company.lost()
         events, metrics = [], []
         with contextlib.suppress(StoreLostError):  # which the next decision says to all
             for parcel in self._inbox.take():
@@ -61,12 +70,45 @@ class Others:
         return num_bytes
 
     def newly_lost(self) -> list[int]:
-        """Return the replicas that were lost since this was asked last."""
-        new = [replica for replica in self._strategy.lost() if replica not in self._told_lost]
+        """Return who was lost since this was asked last, on the rank that writes."""
+        if self._company is None or self._inbox is None:
+            return []
+        new = [replica for replica in self._company.lost() if replica not in self._told_lost]
         self._told_lost.update(new)
         return new
 
+    def num_lost(self) -> int:
+        """Return how many were lost since the start."""
+        return 0 if self._company is None else len(self._company.lost())
+
+    def together(self, work: Callable[[Counterparts], T]) -> T:
+        """Do work with all that are left, anew if one is lost meanwhile; see `Company.together`."""
+        if self._company is None:
+            return work(self._counterparts)
+        return self._company.together(work)
+
+    def share(self, value: Any) -> list[Any]:  # noqa: ANN401
+        """Return the values of all ranks, in work that is done together; see `Company.share`."""
+        if self._company is None:
+            return all_gather_values(value, *self._peers)
+        return list(self._company.share(value).values())
+
+    def heads(self) -> bool:
+        """Whether this replica is to write, as far as it is known in what is done together."""
+        return self._company is not None and self._company.heads()
+
+    def fail(self, *, is_own: bool) -> None:
+        """Let them know that this rank fails; see `Company.fail`."""
+        if self._company is not None:
+            self._company.fail(is_own=is_own)
+
     def finish(self) -> None:
         """Write what is left, and close events.jsonl."""
-        self.write()
-        self._events.finish()
+        if self._inbox is not None:
+            self.write()
+            self._events.finish()
+
+    def close(self) -> None:
+        """Leave them, after all that is done together."""
+        if self._company is not None:
+            self._company.close()

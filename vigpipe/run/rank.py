@@ -37,12 +37,13 @@ from vigpipe.parallel.split import StageModule, cut_stages
 from vigpipe.replication.choose import make_strategy
 from vigpipe.replication.exchange import Exchange
 from vigpipe.replication.feedback import make_compressor
-from vigpipe.replication.own_steps import Weights
+from vigpipe.replication.own_steps import OwnSteps, Weights
 from vigpipe.replication.place import Place
 from vigpipe.replication.record import Recorded
 from vigpipe.replication.strategy import Strategy
 from vigpipe.replication.subnetworks.columns import RankColumns
 from vigpipe.replication.subnetworks.rows import Rows
+from vigpipe.replication.subnetworks.strategy import Subnetworks
 from vigpipe.run.facts import Run
 from vigpipe.run.loss_scale import LossScale
 from vigpipe.run.optimizer import SKIPPING, make_optimizer
@@ -88,7 +89,6 @@ class RankState:
         counterparts: the ranks that hold the same stages, of all replicas.
         scorers: the replicas that share an evaluation.
         shards: the ranks that share the batches of its replica.
-        rows: what this rank stores of the wide model of sub-networks; None if there are none.
         merged: this rank's share of the wide model of sub-networks, which is evaluated instead of
             its own; None if there are none.
         own_scores: of each sub-network by itself, once they are known: numbers by name, for each
@@ -121,7 +121,6 @@ class RankState:
     counterparts: Counterparts
     scorers: Scorers
     shards: Shards
-    rows: Rows | None
     merged: Merged | None
     leads: bool
     statistics: PooledStatistics
@@ -138,6 +137,16 @@ class RankState:
     open_step: "Step | None" = None
     busy_seconds: float = 0.0
     data_seconds: float = 0.0
+
+    @property
+    def own_steps(self) -> OwnSteps | None:
+        """The strategy, if replicas take steps of their own; None if they take each together."""
+        return self.strategy if isinstance(self.strategy, OwnSteps) else None
+
+    @property
+    def rows(self) -> Rows | None:
+        """What this rank stores of the wide model of sub-networks; None if there are none."""
+        return self.strategy.rows if isinstance(self.strategy, Subnetworks) else None
 
     @property
     def is_rank_0(self) -> bool:
@@ -277,7 +286,6 @@ def make_rank_state(
     replica_index = layout.replica_index(rank)
     parameters = {name: p for model in models for name, p in model.named_parameters()}
     optimizer = make_optimizer(config, _parameter_groups(run, models))
-    rows = None
     if strategy is None:
         team, of_team = layout.team_of(replica_index)
         place = Place(
@@ -300,10 +308,9 @@ def make_rank_state(
         )
         names = {id(b): name for model in models for name, b in model.named_buffers()}
         running = {names[id(statistic)]: statistic for statistic in statistics.running}
-        if run.has_subnetworks:
-            rows = Rows(describe_wide(run, models, optimizer), place.between)
-        weights = Weights(parameters, running, rows)
-        strategy = make_strategy(config, run.course, place, weights, recorded)
+        weights = Weights(parameters, running)
+        describe = partial(describe_wide, run, models, optimizer)
+        strategy = make_strategy(config, run.course, place, weights, recorded, describe)
     teammates, shards = Counterparts(groups.teammates), shards or Shards(groups.shards)
     if shards.size > 1:
         run.job.share_models(models, shards)
@@ -338,7 +345,8 @@ def make_rank_state(
         # The loss of a full step is the mean of its team's samples.
         pipeline.record_steps(record_graph, run.batch_size // of_batch.num_teams)
     merged = None
-    if rows is not None:
+    if isinstance(strategy, Subnetworks):
+        rows = strategy.rows
         merged = _merged(run, rank, rows, pipeline, groups)
         if run.job.merges_whole:
             scorers = Scorers(rows.between.size, rows.between.place, rows.between)
@@ -364,7 +372,6 @@ def make_rank_state(
         counterparts=Counterparts(groups.replicas),
         scorers=scorers,
         shards=shards,
-        rows=rows,
         merged=merged,
         leads=replica_index == layout.writer,
         statistics=statistics,

@@ -15,7 +15,7 @@ from vigpipe.files.names import escaped
 from vigpipe.files.rows import RowsFile
 from vigpipe.job.rows import samples_in
 from vigpipe.replication.course import Course
-from vigpipe.replication.strategy import TakeGradients
+from vigpipe.replication.strategy import Pushed
 from vigpipe.run.folder import METRICS, SUMMARY
 from vigpipe.run.trackers import Tracker, open_tracker
 
@@ -55,18 +55,18 @@ def step_row(
 
 
 def gradients_row(
-    turn: TakeGradients, course: Course, lr: float, rates: Mapping[str, float]
+    pushed: Pushed, course: Course, lr: float, rates: Mapping[str, float]
 ) -> dict[str, Any]:
     """Make the row of a step that a server has taken with the gradients of a replica.
 
     Args:
-        turn: what is known of the gradients; the row's seconds are those of the replica.
+        pushed: what is known of the gradients; the row's seconds are those of the replica.
         course: the steps of the run.
         lr: learning rate of the step.
         rates: what the job says of the step's samples.
     """
-    facts = turn.step + 1, course.epoch(turn.step), turn.loss, lr, turn.seconds, rates
-    whose = {"replica": turn.replica, "item": turn.item, "staleness": turn.staleness}
+    facts = pushed.step + 1, course.epoch(pushed.step), pushed.loss, lr, pushed.seconds, rates
+    whose = {"replica": pushed.replica, "item": pushed.item, "staleness": pushed.staleness}
     return step_row(*facts, data_seconds=0.0, **whose)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from vigpipe.job.score import SHARES, as_text, main, name_of
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.exchange import Exchange
-from vigpipe.replication.strategy import TakeItem
+from vigpipe.replication.strategy import Item
 from vigpipe.run.batches import read_batch
 from vigpipe.run.evaluation import evaluate
 from vigpipe.run.rank import RankState, Scorers
@@ -63,10 +63,12 @@ def _merge(rank_state: RankState, left: Counterparts) -> str:
     for splits in rank_state.run.job.passes:
         scores = evaluate(rank_state, splits, own=True) or {}
         own |= {split: score.numbers() for split, score in scores.items()}
-    by_rank = rank_state.strategy.share(own)
+    own_steps = rank_state.own_steps
+    assert own_steps is not None
+    by_rank = own_steps.company.share(own)
     rank_state.own_scores = [by_rank[rank] for rank in sorted(by_rank) if by_rank[rank]]
     with left.at_once():
-        rank_state.strategy.average_at_the_end(left)
+        own_steps.average_at_the_end(left)
     num_batches = take_over_merged(rank_state)
     name = SHARES[rank_state.run.job.unit][0]
     each = ", ".join(f"{scores['test'][name]:.2%}" for scores in rank_state.own_scores)
@@ -93,7 +95,7 @@ def take_over_merged(rank_state: RankState) -> int:
         return 0
     num_batches = min(MOST_STEPS, run.steps_per_epoch)
     items = run.course.items(0, num_batches, 0)  # the same ones on all replicas
-    merged.estimate_statistics(lambda item: read_batch(rank_state, TakeItem(item)), items)
+    merged.estimate_statistics(lambda item: read_batch(rank_state, Item(item)), items)
     return num_batches
 
 
@@ -103,8 +105,9 @@ def _keep_mean(rank_state: RankState, left: Counterparts) -> str:
     num = left.size // team_size
     what = f"{num} {'replicas' if team_size == 1 else 'hosts'}"
     own = [p.detach().clone() for p in rank_state.parameters().values()]
+    assert rank_state.own_steps is not None
     with left.at_once():
-        rank_state.strategy.average_at_the_end(left)
+        rank_state.own_steps.average_at_the_end(left)
     averages = [t for t in rank_state.average().values() if t.is_floating_point()]
     if averages:
         one = torch.ones((), dtype=torch.float64, device=rank_state.device)
@@ -132,7 +135,9 @@ def _keep_best(rank_state: RankState, left: Counterparts) -> str:
     if scores is not None and of_team == 0:
         score = scores["validation"]
         own = rank_state.replica_index, main(score), score.loss  # those of all its team
-    scores = [s for s in rank_state.strategy.share(own).values() if s is not None]
+    assert rank_state.own_steps is not None
+    told = rank_state.own_steps.company.share(own).values()
+    scores = [s for s in told if s is not None]
     best, *others = sorted(scores, key=lambda s: (-s[1], s[2], s[0]))
     size = run.layout.team_size
     rank_state.copy_from(sorted(s[0] for s in scores).index(best[0]) * size, left)
@@ -168,7 +173,7 @@ def _estimate_statistics(rank_state: RankState, left: Counterparts) -> int:
     num_batches = min(MOST_STEPS, run.steps_per_epoch)
     items = run.course.items(0, num_batches, rank_state.replica_index)
     for i, item in enumerate(items):
-        batch = read_batch(rank_state, TakeItem(item, ahead=items[i + 1 :]))
+        batch = read_batch(rank_state, Item(item, ahead=items[i + 1 :]))
         rank_state.pipeline.forward_only(batch)
         taken = statistics.take()
         with left.at_once():
@@ -186,7 +191,8 @@ class Kept:
     """
 
     def __init__(self, rank_state: RankState) -> None:
-        outlives = rank_state.strategy.outlives
+        own_steps = rank_state.own_steps
+        outlives = own_steps is not None and own_steps.company.outlives
         self._tensors = [*rank_state.state().values(), *rank_state.average().values()]
         self._copies = [tensor.clone() for tensor in self._tensors] if outlives else []
 

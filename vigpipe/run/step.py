@@ -29,7 +29,7 @@ from vigpipe.parallel.agreement import (
     holds_everywhere,
 )
 from vigpipe.parallel.clip import clip_gradients
-from vigpipe.replication.strategy import TakeGradients
+from vigpipe.replication.strategy import Pushed
 from vigpipe.run.rank import RankState
 
 if TYPE_CHECKING:
@@ -163,32 +163,32 @@ def train_step(
     return step
 
 
-def apply_gradients(rank_state: RankState, turn: TakeGradients) -> float:
+def apply_gradients(rank_state: RankState, pushed: Pushed) -> float:
     """Take one optimizer step with the gradients of another replica, which are in place.
 
     Args:
         rank_state: this rank's state, which the step changes; all ranks of its pipeline call this.
-        turn: what is known of the gradients.
+        pushed: what is known of the gradients.
 
     Returns:
         The learning rate of the step, for the last layer.
     """
     groups = rank_state.optimizer.param_groups
-    rank_state.follow_schedule(turn.step)
+    rank_state.follow_schedule(pushed.step)
     rates = [group["lr"] for group in groups]
-    if turn.damping != 1:
+    if pushed.damping != 1:
         for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate * turn.damping
+            group["lr"] = rate * pushed.damping
     lr = rank_state.lr
     _clip(rank_state)
     rank_state.optimizer.step()
     for group, rate in zip(groups, rates, strict=True):
         group["lr"] = rate
     shape = rank_state.run.layout.num_microbatches, 3, rank_state.statistics.num_channels
-    rank_state.statistics.update(turn.moments.view(shape))
+    rank_state.statistics.update(pushed.moments.view(shape))
     if rank_state.ema is not None:
         rank_state.ema.update(nn.ModuleList(rank_state.models))
-    rank_state.step = turn.step + 1
+    rank_state.step = pushed.step + 1
     return lr
 
 

@@ -135,7 +135,9 @@ def gather_accounts(
         of a replica that was lost. Those of a server come last.
     """
     layout = rank_state.run.layout
-    own = rank_state.strategy.account() if own is None else own
+    if own is None:
+        assert rank_state.own_steps is not None
+        own = rank_state.own_steps.account()
     own = {**own, "peak_bytes": peak_bytes(rank_state.device)}
     if share is None:
         by_rank = dict(enumerate(all_gather_values(own, layout.world_size)))

@@ -333,7 +333,7 @@ def test_a_checkpoint_without_moments_is_refused(tmp_path: Path) -> None:
     (checkpoint,) = list_checkpoints(tmp_path)
     with pytest.raises(InputError, match=r"has no rows/optimizer/exp_avg/convs"):
         load_checkpoint(carried, checkpoint, read_manifest(checkpoint))
-    carried.strategy.close()
+    carried.strategy.company.close()
     carried.feed.close()
 
 

@@ -13,15 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vigpipe.config.options import TrainConfig
 from vigpipe.launch.device import return_freed_memory
 from vigpipe.parallel.counterparts import Counterparts
+from vigpipe.replication.course import Course
 from vigpipe.replication.decisions import Decision, Kind
 from vigpipe.replication.member import Member
-from vigpipe.replication.own_steps import OwnSteps
+from vigpipe.replication.own_steps import OwnSteps, Weights
 from vigpipe.replication.periodic import PeriodicMember
+from vigpipe.replication.place import Place
 from vigpipe.replication.record import Recorded
-from vigpipe.replication.strategy import Evaluate, Finish, Turn
+from vigpipe.replication.strategy import Item, Loop
 from vigpipe.replication.subnetworks.draws import Channels, draw_channels
+from vigpipe.replication.subnetworks.rows import Rows, Wide
 from vigpipe.replication.table import SharedTable, Table
 
 
@@ -39,53 +43,69 @@ class RoundsMember(PeriodicMember):
 
 
 class Subnetworks(OwnSteps):
-    """The strategy of ranks that train sub-models; see `OwnSteps`."""
+    """The strategy of ranks that train sub-models; see `OwnSteps`.
+
+    Args:
+        wide: the wide model.
+
+    Attributes:
+        rows: what this rank stores of it.
+    """
 
     _round = 0
     _is_being_saved = False  # what is stored, by a checkpoint
 
-    def _prepare(self) -> None:
-        assert self._weights.rows is not None
-        self._rows, self._seed = self._weights.rows, self._options.seed
-        self._every = self._rules.average_every
-        self._rows.take(self._chosen())
+    def __init__(
+        self,
+        options: TrainConfig,
+        course: Course,
+        place: Place,
+        weights: Weights,
+        recorded: Sequence[Recorded] | None,
+        wide: Wide,
+    ) -> None:
+        super().__init__(options, course, place, weights, recorded)
+        self.rows = Rows(wide, place.between)
+        self.rows.take(self._chosen())
 
     def _make_member(self, table: SharedTable, recorded: Recorded | None) -> Member:
         return RoundsMember(table, self._place.team, self._rules, recorded)
 
     def _chosen(self) -> list[Channels]:
         """Return the channels of each replica in this round."""
-        sizes = self._rows.wide.slicing.sizes
-        return draw_channels(sizes, self._place.num_teams, self._seed, self._round)
+        sizes = self.rows.wide.slicing.sizes
+        return draw_channels(sizes, self._place.num_teams, self._options.seed, self._round)
 
     def restore(self, progress: Mapping[str, Any], kept: Sequence[int]) -> None:
         """Go on where an earlier run has rested, in the midst of a round."""
         super().restore(progress, kept)
-        self._round = self._first.joined[self._place.team]
-        self._rows.wide.choose(self._chosen()[self._place.team])
+        self._round = self.company.first.joined[self._place.team]
+        self.rows.wide.choose(self._chosen()[self._place.team])
 
-    def turns(self, first_step: int, is_evaluated: bool) -> Iterator[Turn]:
-        """Yield what this replica does; the same on all ranks of its pipeline."""
-        yield from super().turns(first_step, is_evaluated)
-        yield Finish()  # before the last slices are put back
+    def items(self, first_step: int, is_evaluated: bool, loop: Loop) -> Iterator[Item]:
+        """Yield the items of this replica; the same on all ranks of its pipeline."""
+        yield from super().items(first_step, is_evaluated, loop)
+        loop.complete()
+        loop.flush()  # before the last slices are put back
 
-    def _do(self, decision: Decision) -> Iterator[Turn]:
+    def _do(self, decision: Decision, loop: Loop) -> Iterator[Item]:
         if decision.kind is Kind.AVERAGE and self._is_being_saved:
-            yield Finish()
+            loop.complete()
+            loop.flush()
             self._is_being_saved = False
-        yield from super()._do(decision)
+        yield from super()._do(decision, loop)
         if decision.kind in (Kind.REST, Kind.STOP):
             self._is_being_saved = True
         if decision.kind is Kind.AVERAGE and (epoch := self._epoch_to_evaluate()):
-            with self._diary.doing("evaluated"):
-                yield Evaluate(epoch)
+            self._evaluate(epoch, loop)
 
     def _epoch_to_evaluate(self) -> int:
         """Return the epoch that is to be evaluated after this round; 0 for none.
 
         The wide model is whole between two rounds only, and then all replicas evaluate it together.
         """
-        before, now = ((self._round - n) * self._every for n in (1, 0))
+        every = self._rules.average_every
+        before, now = ((self._round - n) * every for n in (1, 0))
         due = self._course.next_evaluation(before)
         return self._course.epoch(due - 1) if due <= now < self._course.num_steps else 0
 
@@ -95,7 +115,7 @@ class Subnetworks(OwnSteps):
         with self._averaging():
             self._put_back()
             self._round += 1
-            self._rows.take(self._chosen())
+            self.rows.take(self._chosen())
             self._count_samples(0)
 
     @torch.no_grad()
@@ -107,15 +127,15 @@ class Subnetworks(OwnSteps):
 
     def _put_back(self) -> None:
         """Put the slices back, and forget what the optimizer keeps of them unless that travels."""
-        if not self._rows.wide.moments:
-            self._rows.wide.optimizer.state.clear()
-        self._rows.give(self._chosen())
+        if not self.rows.wide.moments:
+            self.rows.wide.optimizer.state.clear()
+        self.rows.give(self._chosen())
         return_freed_memory()
 
     def stored(self) -> Mapping[str, Tensor]:
         """Return what this rank stores of the wide model; it changes at the end of a round."""
-        return self._rows.stored
+        return self.rows.stored
 
     def account(self) -> Mapping[str, Any]:
         """Return what this replica has done, as far as this rank knows."""
-        return {**super().account(), "bytes_sent": self._rows.bytes_sent}
+        return {**super().account(), "bytes_sent": self.rows.bytes_sent}

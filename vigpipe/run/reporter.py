@@ -1,0 +1,235 @@
+"""What the user is told of a run: on the console, in its files, by its tracker."""
+
+import math
+import sys
+from collections import deque
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+
+from vigpipe.config.files import as_toml
+from vigpipe.job.batch import ReplicaBatch
+from vigpipe.job.score import Scores
+from vigpipe.messages import one_line
+from vigpipe.parallel.agreement import Peers, all_gather_values, run_with_heartbeats
+from vigpipe.replication.strategy import Pushed
+from vigpipe.run.anomaly import find_anomaly
+from vigpipe.run.progress import RunProgress
+from vigpipe.run.rank import RankState
+from vigpipe.run.record import RunRecord, gradients_row, step_row
+from vigpipe.run.slow_data import SlowData
+from vigpipe.run.step import Step, complete_step
+from vigpipe.run.stragglers import Stragglers
+
+MAX_SKIPPED = 10  # steps in a row; after that, skipping does not help
+
+
+class TakenStep(NamedTuple):
+    """A step with the batch that it was taken with, and the number of the item."""
+
+    step: Step
+    batch: ReplicaBatch
+    item: int
+
+
+class Reporter:
+    """Tells the user of a run. Every rank has one; only that of the rank that writes is heard.
+
+    As a context it closes the run's files in the end.
+
+    Args:
+        rank_state: state of the rank.
+        folder: of the run's files.
+
+    Attributes:
+        console: where sentences and tables are printed.
+        record: the run's files, on the rank that writes.
+        loss: of the last step, on ranks of the last stage; None if that step was skipped.
+    """
+
+    progress: RunProgress
+
+    def __init__(self, rank_state: RankState, folder: Path) -> None:
+        run = rank_state.run
+        self._state, self._folder = rank_state, folder
+        # By default rich believes $FORCE_COLOR, and draws a bar into the logs of CI and notebooks.
+        self.console = Console(
+            quiet=not rank_state.is_writer,
+            force_terminal=sys.stdout.isatty(),
+            soft_wrap=True,
+            highlight=False,
+        )
+        self.record: RunRecord | None = None
+        self.loss: float | None = None
+        self._num_skipped = 0  # steps in a row
+        self._untold: deque[TakenStep] = deque()  # steps of which nothing has been told yet
+        self._stragglers = Stragglers(run.layout.one_team)
+        runs_ahead, unit = rank_state.runs_ahead, run.job.unit
+        self._slow_data = SlowData(run.config.workers, runs_ahead=runs_ahead, unit=unit)
+
+    def begin(self, loss: float | None = None, num_bytes: int | None = None) -> None:
+        """Open the run's files, and its tracker, whose server may be far away; all ranks call this.
+
+        Args:
+            loss: of the last step of an earlier run that this one goes on from.
+            num_bytes: of the earlier run's rows that count; None for all up to its last step.
+        """
+        run, step = self._state.run, self._state.step
+        self.loss = loss
+        config = run.config
+        self.progress = RunProgress(
+            self.console, run.num_steps, step, config.log_every, run.job.unit
+        )
+
+        def open_record() -> RunRecord | None:
+            if not self._state.is_writer:
+                return None
+            options = as_toml(config)
+            return RunRecord(self._folder, options, step, self.log, config.track, num_bytes)
+
+        self.record = run_with_heartbeats(open_record, run.layout.world_size)
+
+    def take_over(self) -> RunRecord:
+        """Go on with the files, after the replicas that wrote them were lost."""
+        self.console.quiet = False
+        config, step = self._state.run.config, self._state.step
+        facts = self._folder, as_toml(config), step, self.log, config.track
+        self.record = RunRecord(*facts, takes_over=True)
+        return self.record
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        if self.record is not None:
+            self.record.close()
+
+    def log(self, sentence: str) -> None:
+        """Tell the user a sentence, on one line."""
+        self.console.print(one_line(sentence), markup=False)
+
+    def announce(self, event: str, message: str, step: int | None = None) -> None:
+        """Record an event beside the steps, by default at the last one, and tell the user."""
+        if self.record is not None:
+            self.record.add_event(event, self._state.step if step is None else step, message)
+        self.log(message)
+
+    def add(self, step: Step, batch: ReplicaBatch, item: int) -> None:
+        """Tell of all steps that are complete, this one perhaps among them, and of stragglers."""
+        self._untold.append(TakenStep(step, batch, item))
+        self.tell_complete()
+        for straggler in self._stragglers.add(step.agreement.busy_seconds):
+            self.announce("straggler", str(straggler))
+
+    def tell_complete(self) -> None:
+        """Tell of the steps that are complete by now."""
+        while self._untold and self._untold[0].step.is_complete:
+            self._tell(self._untold.popleft())
+
+    def tell_saved(self) -> None:
+        """Tell of the steps that are in the state which is saved after a peer was lost."""
+        for taken in self._untold:
+            if taken.step.is_complete and taken.step.is_taken:
+                self._tell(taken)
+
+    def _tell(self, taken: TakenStep) -> None:
+        """Record a complete step and show it, or explain why it was not taken."""
+        step, batch = taken.step, taken.batch
+        if step.is_finite and not any(batch.sizes):  # this replica has nothing of a partial batch
+            return
+        self.loss = step.loss if step.is_finite else None
+        peers = self._state.strategy.peers
+        if not step.is_finite and step.loss_factor > 1 and _is_overflow(step, peers):
+            self.announce("overflow", _explain_overflow(step), step.number)
+            return
+        self._num_skipped = 0 if step.is_finite else self._num_skipped + 1
+        if self._num_skipped:
+            why = _explain_skipped(self._state, taken, self._num_skipped)
+            self.announce("skipped", why, step.number)
+        elif self.loss is not None and step.is_taken:
+            self._add_row(taken, self.loss)
+
+    def _add_row(self, taken: TakenStep, loss: float) -> None:
+        run, (step, batch, item) = self._state.run, taken
+        team, of_team = run.layout.team_of(self._state.replica_index)
+        facts = step.number, run.course.epoch(batch.step), loss, step.lr
+        num_samples, waited = batch.num_samples, step.agreement.data_seconds
+        own_steps = self._state.own_steps
+        whose = {} if own_steps is None else {"replica": team, "item": item}
+        size = *run.in_batches(item), num_samples
+        row = step_row(*facts, step.seconds, run.job.rates(*size, step.seconds), waited, **whose)
+        if self.record is None:
+            if own_steps is not None and of_team == 0 and self._state.shards.place == 0:
+                own_steps.note(row)
+            return
+        self.record.add_step(row)
+        self.progress.add(*facts, num_samples, run.job.num_rows(*size))
+        counts = run.fill(item).is_full or not run.fill(0).is_full
+        if counts and (why := self._slow_data.add(waited, step.seconds)):
+            self.announce("data", why, step.number)
+
+    def add_pushed(self, pushed: Pushed, lr: float) -> None:
+        """Tell of a step that was taken with the gradients of another replica."""
+        run, self.loss = self._state.run, pushed.loss
+        if self.record is None:
+            return
+        size = *run.in_batches(pushed.item), pushed.num_samples
+        rates = run.job.rates(*size, pushed.seconds)
+        self.record.add_step(gradients_row(pushed, run.course, lr, rates))
+        facts = pushed.step + 1, run.course.epoch(pushed.step), pushed.loss, lr
+        self.progress.add(*facts, pushed.num_samples, run.job.num_rows(*size))
+
+    def skip_pushed(self, replica: int, step: int) -> None:
+        """Tell that no step is taken with the gradients of another replica."""
+        what = f"step {step + 1}: the loss or a gradient of worker {replica} is NaN or infinite"
+        self.announce("skipped", f"{what}; skipped", step + 1)
+
+    def add_scores(self, epoch: int, scores: Scores) -> None:
+        """Record an evaluation, and tell the user."""
+        if self.record is not None and scores.test is not None:
+            training_loss = self.record.add_evaluation(epoch, scores.as_row())
+            told = "" if training_loss is None else f"training loss {training_loss:.4f}; "
+            self.log(f"epoch {epoch}: {told}{scores}")
+        self.progress.resume()
+
+
+def _is_overflow(step: Step, peers: Peers) -> bool:
+    """Whether it was the factor of the loss that was too much for the gradients; all peers ask.
+
+    A loss that is not finite itself is not mended by a smaller factor.
+    """
+    losses = all_gather_values(step.loss, *peers)
+    return all(loss is None or math.isfinite(loss) for loss in losses)
+
+
+def _explain_overflow(step: Step) -> str:
+    """Say that a step was skipped because its gradients do not fit into float16, which is usual."""
+    return (
+        f"step {step.number}: a gradient overflows float16, as happens when the loss is scaled too "
+        f"much; skipped, and the factor of the loss is {step.loss_factor / 2:g} from here on"
+    )
+
+
+def _explain_skipped(rank_state: RankState, taken: TakenStep, num_skipped: int) -> str:
+    """Say what was wrong with a step in which no weight has changed; all ranks call this together.
+
+    A rank that runs ahead has handed out one more step meanwhile, which is completed first.
+
+    Raises:
+        FloatingPointError: the run is to stop at such a step, or skipping does not help.
+    """
+    complete_step(rank_state)
+    where = find_anomaly(rank_state, taken.batch)
+    why = f"step {taken.step.number}: the loss or a gradient is NaN or infinite; {where}"
+    if rank_state.run.config.on_nan == "stop":
+        raise FloatingPointError(
+            f"{why}; lower --lr, bound the gradient with --clip 1, or leave such steps out with "
+            "--on-nan skip"
+        )
+    if num_skipped == MAX_SKIPPED:
+        raise FloatingPointError(
+            f"{why}; {num_skipped} steps in a row were skipped, which does not help; lower --lr, "
+            "or bound the gradient with --clip 1"
+        )
+    return f"{why}; skipped"
