@@ -246,14 +246,14 @@ class _Real:
         self._steps = Steps(run, rank, device) if rank < run.layout.world_size else None
         if self._steps is not None:
             self._steps.take()  # fetches what is kept from then on
-            self._sent_before = self._steps.state.shards.sent.total()
+            self._sent_before = self._steps.state.mesh.shards.sent.total()
 
     @property
     def sent_bytes(self) -> int:
         """What this rank has given to those that share its batch, in all calls."""
         if self._steps is None:
             return 0
-        return self._steps.state.shards.sent.total() - self._sent_before
+        return self._steps.state.mesh.shards.sent.total() - self._sent_before
 
     def take(self) -> None:
         """Take some steps."""

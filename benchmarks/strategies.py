@@ -16,7 +16,6 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ import torch.distributed as dist
 from benchmarks.options import FILES, StrategiesBench
 from benchmarks.ranks import run_bench_ranks, start_bench_ranks
 from benchmarks.sleeping import sleep_until
-from benchmarks.strategies_page import PICTURE, write_page
+from benchmarks.strategies_page import PICTURE, Case, CaseRun, write_page
 from vigpipe.config.compress import parse_compress
 from vigpipe.config.options import TrainConfig
 from vigpipe.config.replication import with_replication_defaults
@@ -69,48 +68,6 @@ SERVED: dict[str, dict[str, Any]] = {
     "server, pool, staleness 4": {"strategy": "server", "items": "pool", "staleness": 4},
 }
 FACTS_BYTES = 24  # that go with each gradient to a server
-
-
-@dataclass(frozen=True)
-class Case:
-    """A way to agree on a kind of machines.
-
-    Attributes:
-        machine: one of MACHINES.
-        way: one of WAYS or SERVED.
-        average_every: TAU; 0 if nothing is averaged.
-    """
-
-    machine: str
-    way: str
-    average_every: int
-
-
-@dataclass(frozen=True)
-class Run:
-    """A case that was run.
-
-    Attributes:
-        case: what was run.
-        repeat: which time it was.
-        seconds: until the last replica had ended.
-        busy: seconds of work of each replica.
-        waiting: seconds for which each replica has waited for others.
-        averaging: seconds of each replica's averages.
-        items: of each replica.
-        num_bytes: that all replicas have sent, and the server if there is one.
-        expected_bytes: that they should send by the formula.
-    """
-
-    case: Case
-    repeat: int
-    seconds: float
-    busy: Sequence[float]
-    waiting: Sequence[float]
-    averaging: Sequence[float]
-    items: Sequence[int]
-    num_bytes: int
-    expected_bytes: int
 
 
 def run_strategies(options: StrategiesBench, arguments: Sequence[str]) -> int:
@@ -178,7 +135,7 @@ def list_cases(options: StrategiesBench) -> list[Case]:
     return averaged + [Case(machine, way, 0) for machine in MACHINES for way in SERVED]
 
 
-def run_cases(cases: Sequence[Case], options: StrategiesBench) -> list[Run]:
+def run_cases(cases: Sequence[Case], options: StrategiesBench) -> list[CaseRun]:
     """Run all cases once, then all of them again, and so on; every rank calls this."""
     runs = []
     replicas: Any = dist.new_group(list(range(options.dp)))  # of no meaning to the last rank
@@ -201,7 +158,7 @@ def run_case(
     repeat: int,
     group: dist.ProcessGroup | None,
     links: Mapping[int, dist.ProcessGroup],
-) -> Run:
+) -> CaseRun:
     """Run a case; every rank calls this, and is a replica, the server, or idle.
 
     Args:
@@ -261,7 +218,7 @@ def _run_of(
     options: StrategiesBench,
     repeat: int,
     accounts: Sequence[tuple[float, dict[str, Any]]],
-) -> Run:
+) -> CaseRun:
     """Put together what the ranks have counted that took part in a case."""
     size = options.dp
     expected = options.items * (8 * options.numbers + FACTS_BYTES)  # of a server and its workers
@@ -269,7 +226,7 @@ def _run_of(
         num_averages = sum(account["averages"] for _, account in accounts)
         expected = num_averages * _bytes_of_average(case.way, options.numbers, size)
     of = {name: [account[name] for _, account in accounts] for name in accounts[0][1]}
-    return Run(
+    return CaseRun(
         case,
         repeat,
         seconds=max(seconds for seconds, _ in accounts),

@@ -2,9 +2,9 @@
 
 import csv
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 import torch
 from tabulate import tabulate
@@ -12,9 +12,6 @@ from tabulate import tabulate
 from benchmarks.options import StrategiesBench
 from vigpipe.files.atomic import save_figure
 from vigpipe.run.provenance import origin, this_command
-
-if TYPE_CHECKING:
-    from benchmarks.strategies import Run
 
 PICTURE = "strategies.png"
 # Zhang 2021: time of AllReduce-GCN over that of GossipGCN, for TAU 1, 20, 100.
@@ -25,6 +22,48 @@ PUBLISHED = {
     "Amazon, 8 GPUs": (1.04, 1.43, 1.81),
 }
 BASE, BEST = "all, fixed", "pair, pool"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A way to agree on a kind of machines.
+
+    Attributes:
+        machine: a kind of machines, such as "one slow".
+        way: a way to agree, such as "pair, pool".
+        average_every: TAU; 0 if nothing is averaged.
+    """
+
+    machine: str
+    way: str
+    average_every: int
+
+
+@dataclass(frozen=True)
+class CaseRun:
+    """A case that was run.
+
+    Attributes:
+        case: what was run.
+        repeat: which time it was.
+        seconds: until the last replica had ended.
+        busy: seconds of work of each replica.
+        waiting: seconds for which each replica has waited for others.
+        averaging: seconds of each replica's averages.
+        items: of each replica.
+        num_bytes: that all replicas have sent, and the server if there is one.
+        expected_bytes: that they should send by the formula.
+    """
+
+    case: Case
+    repeat: int
+    seconds: float
+    busy: Sequence[float]
+    waiting: Sequence[float]
+    averaging: Sequence[float]
+    items: Sequence[int]
+    num_bytes: int
+    expected_bytes: int
 
 
 class Cases:
@@ -41,9 +80,9 @@ class Cases:
         intervals: TAU.
     """
 
-    def __init__(self, runs: "Sequence[Run]") -> None:
+    def __init__(self, runs: Sequence[CaseRun]) -> None:
         self.runs = runs
-        self._runs: dict[tuple[str, str, int], list[Run]] = {}
+        self._runs: dict[tuple[str, str, int], list[CaseRun]] = {}
         for run in runs:
             case = run.case
             self._runs.setdefault((case.machine, case.way, case.average_every), []).append(run)
@@ -52,7 +91,7 @@ class Cases:
         self.served = tuple(dict.fromkeys(way for _, way, every in self._runs if not every))
         self.intervals = tuple(dict.fromkeys(every for _, _, every in self._runs if every))
 
-    def of(self, machine: str, way: str, average_every: int) -> "list[Run]":
+    def of(self, machine: str, way: str, average_every: int) -> list[CaseRun]:
         """Return the runs of a case, in the order of the repeats."""
         return self._runs[machine, way, 0 if way in self.served else average_every]
 
@@ -66,12 +105,12 @@ class Cases:
         return [first.seconds / second.seconds for first, second in pairs]
 
 
-def share(run: "Run", seconds: Sequence[float]) -> float:
+def share(run: CaseRun, seconds: Sequence[float]) -> float:
     """Return which share of the time of all replicas some of their seconds are."""
     return sum(seconds) / (len(seconds) * run.seconds)
 
 
-def write_page(folder: Path, options: StrategiesBench, runs: "Sequence[Run]") -> None:
+def write_page(folder: Path, options: StrategiesBench, runs: Sequence[CaseRun]) -> None:
     """Print the tables; write README.md, rows.csv and the picture.
 
     Args:
@@ -165,7 +204,7 @@ def _table(cases: Cases, machine: str, fmt: str) -> str:
     return tabulate(rows, headers=headers, tablefmt=fmt, disable_numparse=True)
 
 
-def _percent(runs: "Sequence[Run]", seconds: "Callable[[Run], Sequence[float]]") -> str:
+def _percent(runs: Sequence[CaseRun], seconds: Callable[[CaseRun], Sequence[float]]) -> str:
     return f"{median(share(run, seconds(run)) for run in runs):.1%}"
 
 
@@ -193,7 +232,7 @@ def _published(cases: Cases, fmt: str) -> str:
     return note + tabulate(rows, headers=headers, tablefmt=fmt, disable_numparse=True)
 
 
-def _write_rows(path: Path, runs: "Sequence[Run]") -> None:
+def _write_rows(path: Path, runs: Sequence[CaseRun]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         rows.writerow(

@@ -134,7 +134,7 @@ class FakeGpu:
         """Read this rank's share of a step, and record what reading it asks of the GPU."""
         with self._pretending():
             self.watch.seen = seen = Seen()
-            item = step * self.config.dp + self.rank_state.replica_index
+            item = step * self.config.dp + self.rank_state.mesh.replica_index
             return self._fake(self.rank_state.feed.batch(item)), seen
 
     def test_batches(self, num_images: int) -> tuple[list[ReplicaBatch], Seen]:

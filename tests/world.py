@@ -95,12 +95,8 @@ def _run(
         results, failures = _collect(ranks, len(calls), timeout)
         if failures:
             raise _chosen(failures)
-        if missing := [rank for rank in range(world_size) if len(results[rank]) < len(calls)]:
-            done = min(map(len, results.values()))
-            which = f", in call {done} of {len(calls)}" if len(calls) > 1 else ""
-            raise TimeoutError(
-                f"ranks {missing} of {world_size} still ran after {timeout} s{which}"
-            )
+        if any(len(of_rank) < len(calls) for of_rank in results.values()):
+            raise TimeoutError(_still_running(results, len(calls), timeout))
         for process in processes:
             process.join(10)
         return [[results[rank][i] for rank in range(world_size)] for i in range(len(calls))]
@@ -137,6 +133,13 @@ def _collect(
         if failures:
             deadline = min(deadline, time.monotonic() + CAUSE_SECONDS)
     return results, failures
+
+
+def _still_running(results: Mapping[int, list[Any]], num_calls: int, timeout: float) -> str:
+    missing = [rank for rank, of_rank in results.items() if len(of_rank) < num_calls]
+    done = min(map(len, results.values()))
+    which = f", in call {done} of {num_calls}" if num_calls > 1 else ""
+    return f"ranks {missing} of {len(results)} still ran after {timeout} s{which}"
 
 
 def _chosen(failures: Mapping[int, tuple[str, bool, Exception | None]]) -> RankFailed:

@@ -109,7 +109,7 @@ class Training(Loop):
         reporter.begin(None if resumed is None else resumed.loss, before.get("metrics_bytes"))
         own_steps = state.own_steps
         company = None if own_steps is None else own_steps.company
-        self._others = Others(company, state.strategy.peers, state.counterparts)
+        self._others = Others(company, state.strategy.peers, state.mesh.counterparts)
         if reporter.record is not None:
             num_bytes = before.get("events_bytes")
             self._others.begin(reporter.record, lambda inbox: open_events(run, folder, num_bytes))
@@ -213,7 +213,7 @@ class Training(Loop):
 
     def _take_over(self) -> None:
         run, state, folder = self._run, self._state, self._folder
-        _, of_team = run.layout.team_of(state.replica_index)
+        _, of_team = run.layout.team_of(state.mesh.replica_index)
         state.leads = of_team == 0
         if not state.is_writer:
             return
@@ -290,8 +290,8 @@ class Training(Loop):
         timing = None if state.recorder is None else gather_timing(state, self._clocks)
         save = save_run_weights if state.rows is None else save_wide_weights
         save(state, folder / WEIGHTS)
-        if state.ema is not None:
-            with state.averaged():
+        if state.trained.ema is not None:
+            with state.trained.averaged():
                 save_run_weights(state, folder / AVERAGED_WEIGHTS)
         self._checkpoints.finish()
         reporter = self.reporter
@@ -341,8 +341,8 @@ class Training(Loop):
         state, own_steps = self._state, self._state.own_steps
         if isinstance(error, StoreLostError) and own_steps is not None:
             if own_steps.company.outlives and self._save_without_store():
-                if state.pipeline.has_last and state.shards.place == 0:
-                    team, _ = self._run.layout.team_of(state.replica_index)
+                if state.pipeline.has_last and state.mesh.shards.place == 0:
+                    team, _ = self._run.layout.team_of(state.mesh.replica_index)
                     who = "the server" if self._run.layout.has_server else f"replica {team}"
                     tell(f"{error}; {who} has saved what it has; go on with --resume auto")
                 return SAVED

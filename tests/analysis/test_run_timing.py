@@ -67,8 +67,10 @@ def compared(rank: int, config: TrainConfig) -> tuple[list[str], Timing | None]:
     """Names of this rank's tensors that timing changes, and the timing of all ranks."""
     clocks = read_clocks()
     plain, timed = trained(config, rank), trained(replace(config, **TIMED), rank)
-    state = timed.state()
-    changed = [name for name, value in plain.state().items() if not torch.equal(value, state[name])]
+    state = timed.trained.state()
+    changed = [
+        name for name, value in plain.trained.state().items() if not torch.equal(value, state[name])
+    ]
     return changed, gather_timing(timed, clocks)
 
 

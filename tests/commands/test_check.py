@@ -98,29 +98,29 @@ def test_the_command_proves_two_stages_and_a_server_of_two_equal_bit_for_bit(tmp
 
 def scaled_gradient(rank_state):
     """The second replica's first stage takes its gradients a little too large."""
-    if (rank_state.replica_index, rank_state.pipeline_rank) == (1, 0):
-        for parameter in rank_state.parameters().values():
+    if (rank_state.mesh.replica_index, rank_state.mesh.pipeline_rank) == (1, 0):
+        for parameter in rank_state.trained.parameters().values():
             parameter.register_hook(lambda grad: grad * (1 + 1e-6))
 
 
 def unpooled_statistics(rank_state):
     """The last stage takes its running statistics from its own replica alone."""
-    if rank_state.pipeline_rank == 1:
-        pooled, count = rank_state.statistics.update, rank_state.run.layout.num_microbatches
-        rank_state.statistics.update = lambda moments: pooled(moments[:count])
+    if rank_state.mesh.pipeline_rank == 1:
+        pooled, count = rank_state.trained.statistics.update, rank_state.run.layout.num_microbatches
+        rank_state.trained.statistics.update = lambda moments: pooled(moments[:count])
 
 
 def own_weights(rank_state):
     """One rank begins with weights of its own."""
-    if (rank_state.replica_index, rank_state.pipeline_rank) == (0, 1):
+    if (rank_state.mesh.replica_index, rank_state.mesh.pipeline_rank) == (0, 1):
         with torch.no_grad():
-            next(iter(rank_state.parameters().values())).mul_(1 + 1e-6)
+            next(iter(rank_state.trained.parameters().values())).mul_(1 + 1e-6)
 
 
 def doubled_share(rank_state):
     """The second replica's weights count twice as much as they should."""
     mean = rank_state.strategy._exchange.mean
-    factor = 1 + rank_state.replica_index
+    factor = 1 + rank_state.mesh.replica_index
     rank_state.strategy._exchange.mean = lambda tensors, weight, partner: mean(
         tensors, factor * weight, partner
     )

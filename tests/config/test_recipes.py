@@ -156,11 +156,11 @@ def recipe_run(rank, world_size, config) -> Any:
     rank_state = make_rank_state(prepare(config, torch.float32), rank, CPU)
     kept = trace(rank_state, NUM_STEPS)
     plain = evaluate(rank_state, ("test",))
-    with rank_state.averaged():
+    with rank_state.trained.averaged():
         average = evaluate(rank_state, ("test",))
         to = rank_state.run.layout.pipeline_size - 1
-        state = gather_named(rank_state.state(), rank_state.pipeline_group, to)
-    after = gather_named(rank_state.state(), rank_state.pipeline_group, to)
+        state = gather_named(rank_state.trained.state(), rank_state.mesh.pipeline_group, to)
+    after = gather_named(rank_state.trained.state(), rank_state.mesh.pipeline_group, to)
     return (kept, plain, average, state, after) if rank_state.is_writer else None
 
 
@@ -198,14 +198,16 @@ def test_a_full_recipe_gives_the_same_run_on_every_layout(stages, dp, workers, f
 
 def test_the_average_is_timms_and_the_weights_come_back(full, alone):
     rank_state = make_rank_state(prepare(full, torch.float32), 0, CPU)
-    reference = ModelEmaV3(torch.nn.ModuleList(rank_state.models), decay=0.5)
+    reference = ModelEmaV3(torch.nn.ModuleList(rank_state.trained.models), decay=0.5)
     for batch in batches(rank_state):
         train_step(rank_state, batch)
-        reference.update(torch.nn.ModuleList(rank_state.models))
+        reference.update(torch.nn.ModuleList(rank_state.trained.models))
     expected = {k.removeprefix("0."): v for k, v in reference.module.state_dict().items()}
     _, _, _, state, after = alone
     assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
-    assert all(torch.equal(after[name], tensor) for name, tensor in rank_state.state().items())
+    assert all(
+        torch.equal(after[name], tensor) for name, tensor in rank_state.trained.state().items()
+    )
     assert not torch.equal(after["pos_embed"], state["pos_embed"])
 
 

@@ -19,7 +19,7 @@ def test_activations_are_what_autograd_saves():
     trial = make_small_trial()
     kept = sum(activation_bytes(trial).values())
     rank_state, batch = trial
-    weights = {p.untyped_storage().data_ptr() for p in rank_state.parameters().values()}
+    weights = {p.untyped_storage().data_ptr() for p in rank_state.trained.parameters().values()}
     saved = {}
 
     def pack(tensor):

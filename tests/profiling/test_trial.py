@@ -9,4 +9,4 @@ def test_the_profiled_model_is_the_unsplit_one_whatever_the_layout():
     split = make_run(stages=2, microbatches=2, dp=1)
     rank_state = make_rank_state(split.unsplit(), 0, CPU)
     measured, _ = make_trial(split, trial_steps(split, [3])[0], CPU)
-    assert measured.parameters().keys() == rank_state.parameters().keys()
+    assert measured.trained.parameters().keys() == rank_state.trained.parameters().keys()

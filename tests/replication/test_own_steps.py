@@ -161,7 +161,7 @@ def train_in(folder: Path, rank: int, world_size: int, name: str, config: TrainC
         # Item 5 is that of replica 1 in step 2, where it has no images, and item 4 the other one.
         # With a server, anybody may take them.
         bad_item = BAD_ITEM if rank_state.run.config.strategy == "periodic" else BAD_ITEM - 1
-        is_bad = rank_state.replica_index == bad_item % 2 and batch.step == bad_item // 2
+        is_bad = rank_state.mesh.replica_index == bad_item % 2 and batch.step == bad_item // 2
         if rank_state.run.layout.has_server:
             is_bad = batch.step == BAD_STEP
         if rank_state.run.config.on_nan == "skip" and is_bad and batch.inputs is not None:
@@ -184,7 +184,7 @@ def train_in(folder: Path, rank: int, world_size: int, name: str, config: TrainC
 
 def assert_replicas_are_equal(rank_state: RankState) -> None:
     """Each replica makes its gradients out of what all have sent."""
-    own = torch.cat([p.detach().flatten() for p in rank_state.parameters().values()])
+    own = torch.cat([p.detach().flatten() for p in rank_state.trained.parameters().values()])
     of_all = rank_state.replicas.gather(own)
     assert all(torch.equal(of_one, own) for of_one in of_all)
 
@@ -279,7 +279,7 @@ def in_turn(config: TrainConfig, folder: Path) -> list[dict[str, Tensor]]:
     run = run_of(config)
     models = InTurn(run, read_events(folder, run), CPU)
     models.carry_out()
-    return [{f"model/{n}": t for n, t in m.state.state().items()} for m in models.models]
+    return [{f"model/{n}": t for n, t in m.state.trained.state().items()} for m in models.models]
 
 
 def assert_done_in_turn(config: TrainConfig, folder: Path, **allowed: float) -> None:

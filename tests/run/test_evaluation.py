@@ -70,10 +70,10 @@ def test_validation_images_have_scores_of_their_own():
 
 def test_both_scores_are_of_the_moving_average_too():
     rank_state = make(20, batch_size=8, validation=0.02, ema=0.5)
-    assert rank_state.ema is not None
+    assert rank_state.trained.ema is not None
     before = evaluate_all(rank_state)
     with torch.no_grad():
-        for parameter in rank_state.parameters().values():
+        for parameter in rank_state.trained.parameters().values():
             parameter.mul_(0.5)
     after = evaluate_all(rank_state)
     assert before == (before.test, before.test, before.validation, before.validation)
@@ -125,7 +125,7 @@ def test_with_two_classes_the_right_one_is_always_among_five(tmp_path):
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_logits_that_are_no_numbers_are_an_error_and_no_score(value):
     rank_state = make(20, batch_size=8)
-    weights = list(rank_state.parameters().values())[-1]
+    weights = list(rank_state.trained.parameters().values())[-1]
     with torch.no_grad():
         weights.fill_(value)
     with pytest.raises(FloatingPointError, match=r"evaluation after step 0: logits are NaN"):

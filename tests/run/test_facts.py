@@ -62,7 +62,7 @@ def test_a_run_in_float64_has_every_digit_of_the_weights_of_a_file(strategy, tmp
     save_file(old.state_dict(), file)
     config = replace(config, weights=file, strategy=strategy, steps=1)
     rank_state = make_rank_state(prepare(config, torch.float64), 0, torch.device("cpu"))
-    for name, tensor in rank_state.state().items():
+    for name, tensor in rank_state.trained.state().items():
         assert torch.equal(tensor, old.state_dict()[name]), name
 
 

@@ -220,7 +220,7 @@ def test_after_a_loss_the_state_is_that_of_the_last_whole_step(outcome, num_step
     rank_state = open_step(outcome)
     assert settle_after_loss(rank_state)
     assert (rank_state.step, rank_state.open_step) == (num_steps, None)
-    moved = [norm.running_mean.any() for norm in rank_state.statistics.norms]
+    moved = [norm.running_mean.any() for norm in rank_state.trained.statistics.norms]
     assert all(moved) == any(moved) == bool(num_steps)
 
 

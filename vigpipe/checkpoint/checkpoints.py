@@ -53,7 +53,7 @@ class Checkpoints:
         self._saver = Saver(
             folder,
             list(self._replica_of),
-            rank_file_name(rank_state.pipeline_rank, self._copy),
+            rank_file_name(rank_state.mesh.pipeline_rank, self._copy),
             is_writer=rank_state.is_writer,
             keep=rank_state.run.config.keep,
             token=broadcast_value(secrets.token_hex(4), layout.world_size),
@@ -64,8 +64,8 @@ class Checkpoints:
     @property
     def _copy(self) -> int:
         """Which copy of its stages this rank has: one that shares a batch has all of them."""
-        shards = self.rank_state.shards
-        return self.rank_state.replica_index * shards.size + shards.place
+        shards = self.rank_state.mesh.shards
+        return self.rank_state.mesh.replica_index * shards.size + shards.place
 
     @property
     def folder(self) -> Path:
@@ -125,7 +125,7 @@ class Checkpoints:
         run_with_heartbeats(self._saver.finish, *rank_state.strategy.peers)
         num_copies = layout.team_size * layout.num_shards
         own = share_of(named_tensors(rank_state), self._copy % num_copies, num_copies)
-        prefix = replica_prefix(layout.state_of(rank_state.replica_index))
+        prefix = replica_prefix(layout.state_of(rank_state.mesh.replica_index))
         share = {f"{prefix}{name}": tensor for name, tensor in own.items()}
         share |= residuals(rank_state)
         replicas, stored = {}, {}
@@ -160,7 +160,7 @@ class Checkpoints:
         if left_over is None:
             return rescue(saver.folder, saver.token, saver.own_file, manifest, state)
         saver.give_up()
-        number = rank_state.run.layout.state_of(rank_state.replica_index)
+        number = rank_state.run.layout.state_of(rank_state.mesh.replica_index)
         state = {f"{replica_prefix(number)}{name}": tensor for name, tensor in state.items()}
         replicas = {"progress": left_over.seen, "metrics_bytes": 0, "events_bytes": 0}
         manifest = replace(manifest, step=left_over.step, replicas=replicas)

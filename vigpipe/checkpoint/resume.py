@@ -142,7 +142,7 @@ def resume(rank_state: "RankState", folder: Path, log: Callable[[str], None]) ->
     place = folder if option == "auto" else Path(option)
 
     def choose_on_rank_0() -> tuple[Path, Manifest] | None:
-        if not rank_state.is_rank_0:
+        if not rank_state.mesh.is_rank_0:
             return None
         if option == "auto":
             salvage(folder)
@@ -324,7 +324,7 @@ def load_checkpoint(rank_state: "RankState", checkpoint: Path, manifest: Manifes
                 "checkpoint of this model"
             )
     layout = rank_state.run.layout
-    own_state = layout.state_of(rank_state.replica_index)
+    own_state = layout.state_of(rank_state.mesh.replica_index)
     states = range(1 if layout.has_server or not manifest.replicas else layout.num_teams)
     kept = [s for s in states if f"{replica_prefix(s)}model/{next(iter(model_names))}" in file_of]
     if own_state not in kept and kept:

@@ -44,8 +44,9 @@ def named_tensors(rank_state: "RankState") -> dict[str, Tensor]:
     All replicas of a stage have the same state, unless they take steps of their own.
     """
     tensors = _model_tensors(rank_state)
-    for name, parameter in rank_state.parameters().items():
-        for kind, tensor in rank_state.optimizer.state.get(parameter, {}).items():
+    trained = rank_state.trained
+    for name, parameter in trained.parameters().items():
+        for kind, tensor in trained.optimizer.state.get(parameter, {}).items():
             tensors[f"optimizer/{kind}/{name}"] = tensor
     if rank_state.pipeline.has_last:  # all stages have the same, and one of them keeps it
         tensors |= _loss_scale_tensors(rank_state)
@@ -55,13 +56,14 @@ def named_tensors(rank_state: "RankState") -> dict[str, Tensor]:
 
 
 def _loss_scale_tensors(rank_state: "RankState") -> dict[str, Tensor]:
-    return {} if rank_state.loss_scale is None else rank_state.loss_scale.tensors()
+    scale = rank_state.trained.loss_scale
+    return {} if scale is None else scale.tensors()
 
 
 def _model_tensors(rank_state: "RankState") -> dict[str, Tensor]:
     """Return the tensors that exist before the first step: weights, statistics, averages."""
-    tensors = {f"model/{name}": tensor for name, tensor in rank_state.state().items()}
-    tensors |= {f"ema/{name}": tensor for name, tensor in rank_state.average().items()}
+    tensors = {f"model/{name}": tensor for name, tensor in rank_state.trained.state().items()}
+    tensors |= {f"ema/{name}": tensor for name, tensor in rank_state.trained.average().items()}
     own_steps = rank_state.own_steps
     return tensors if own_steps is None else tensors | dict(own_steps.tensors())
 
@@ -73,9 +75,9 @@ def residuals(rank_state: "RankState") -> dict[str, Tensor]:
     that is theirs, see `named_tensors`.
     """
     compressor = rank_state.replicas.compressor
-    if compressor is None or rank_state.shards.place > 0:  # all that share its batch have the same
+    if compressor is None or rank_state.mesh.shards.place > 0:  # the others have the same
         return {}
-    prefix = replica_prefix(rank_state.replica_index)
+    prefix = replica_prefix(rank_state.mesh.replica_index)
     return {f"{prefix}{name}": tensor for name, tensor in compressor.residuals().items()}
 
 
@@ -100,7 +102,7 @@ def _old_residuals(names: Collection[str], rank_state: "RankState") -> dict[str,
         if match is None or match[2] not in own:
             continue
         replica = int(match[1] or 0)
-        if replica % num_replicas == rank_state.replica_index:
+        if replica % num_replicas == rank_state.mesh.replica_index:
             found.setdefault(match[2], {})[replica] = name
     return {name: [terms[r] for r in sorted(terms)] for name, terms in found.items()}
 
@@ -144,7 +146,7 @@ def needed_tensors(rank_state: "RankState", available: Collection[str]) -> list[
         for compressed sums of gradients.
     """
     names = set(_model_tensors(rank_state) | _loss_scale_tensors(rank_state))
-    parameters = set(rank_state.parameters())
+    parameters = set(rank_state.trained.parameters())
     names |= {
         name
         for name in available
@@ -205,25 +207,24 @@ def restore(rank_state: "RankState", tensors: Mapping[str, Tensor], where: str) 
 
 
 def _restore_optimizer(rank_state: "RankState", tensors: Mapping[str, Tensor], where: str) -> None:
-    names = {id(parameter): name for name, parameter in rank_state.parameters().items()}
+    trained, rows = rank_state.trained, rank_state.rows
+    names = {id(parameter): name for name, parameter in trained.parameters().items()}
     by_parameter: dict[str, dict[str, Tensor]] = {name: {} for name in names.values()}
     for key, tensor in tensors.items():
         if key.startswith("optimizer/"):
             _, kind, name = key.split("/", 2)
             by_parameter.setdefault(name, {})[kind] = tensor
-    if rank_state.rows is not None and rank_state.rows.wide.moments:
-        for name, parameter in rank_state.parameters().items():
-            kinds = rank_state.optimizer.state[parameter].keys()
+    if rows is not None and rows.wide.moments:
+        for name, parameter in trained.parameters().items():
+            kinds = trained.optimizer.state[parameter].keys()
             if missing := sorted(kinds - by_parameter[name].keys()):
                 raise InputError(
                     f"{where}: has no optimizer/{missing[0]}/{name}; give a checkpoint of this "
                     "model"
                 )
-    empty = rank_state.optimizer.state_dict()  # its parameters are numbered in order of the groups
+    empty = trained.optimizer.state_dict()  # its parameters are numbered in order of the groups
     state: dict[int, dict[str, Tensor]] = {}
-    for group, numbers in zip(
-        rank_state.optimizer.param_groups, empty["param_groups"], strict=True
-    ):
+    for group, numbers in zip(trained.optimizer.param_groups, empty["param_groups"], strict=True):
         for parameter, number in zip(group["params"], numbers["params"], strict=True):
             name = names[id(parameter)]
             state[number] = by_parameter[name]
@@ -233,4 +234,4 @@ def _restore_optimizer(rank_state: "RankState", tensors: Mapping[str, Tensor], w
                         f"{where}: optimizer/{kind}/{name} is {tuple(tensor.shape)}, expected "
                         f"{tuple(parameter.shape)}; give a checkpoint of this model"
                     )
-    rank_state.optimizer.load_state_dict({"state": state, "param_groups": empty["param_groups"]})
+    trained.optimizer.load_state_dict({"state": state, "param_groups": empty["param_groups"]})

@@ -60,7 +60,7 @@ def save_run_weights(rank_state: "RankState", path: Path) -> None:
         InputError: the file cannot be written.
     """
     last = rank_state.run.layout.pipeline_size - 1
-    state = gather_named(rank_state.state(), rank_state.pipeline_group, last)
+    state = gather_named(rank_state.trained.state(), rank_state.mesh.pipeline_group, last)
     if state is not None and rank_state.is_writer:
         save_weights(path, state, rank_state.run.weights_metadata())
 

@@ -34,7 +34,7 @@ def save_wide_weights(rank_state: "RankState", path: Path) -> None:
     Raises:
         InputError: the file cannot be written.
     """
-    run, rows, group = rank_state.run, rank_state.rows, rank_state.pipeline_group
+    run, rows, group = rank_state.run, rank_state.rows, rank_state.mesh.pipeline_group
     assert rows is not None
     shapes = {name: t.shape for name, t in run.wide_model.state_dict().items()}
     own = {name: tensor.dtype for name, tensor in rows.wide.narrow.items()}
@@ -45,7 +45,7 @@ def save_wide_weights(rank_state: "RankState", path: Path) -> None:
     way = _Way(rank_state, rows.between.group, group)
     with file as targets:
         for stage, names in enumerate(by_stage):
-            if rank_state.pipeline_rank == stage or rank_state.is_writer:
+            if rank_state.mesh.pipeline_rank == stage or rank_state.is_writer:
                 for name in names:
                     _collect(rows, name, specs[name], stage, way, targets)
 
@@ -59,7 +59,7 @@ class _Way:
         between: dist.ProcessGroup | None,
         pipeline: dist.ProcessGroup | None,
     ) -> None:
-        self._here = rank_state.replica_index, rank_state.pipeline_rank
+        self._here = rank_state.mesh.replica_index, rank_state.mesh.pipeline_rank
         self._between, self._pipeline = between, pipeline
         self._writer = 0, rank_state.run.layout.pipeline_size - 1
 

@@ -98,12 +98,14 @@ def trace(rank_state: RankState, num_steps: int) -> Trace | None:
     for batch in islice(batches(rank_state), num_steps):
         step = train_step(rank_state, batch)
         complete_step(rank_state)
-        gradients = {n: p.grad for n, p in rank_state.parameters().items() if p.grad is not None}
+        gradients = {
+            n: p.grad for n, p in rank_state.trained.parameters().items() if p.grad is not None
+        }
         gathered = _gathered(rank_state, gradients)
         if gathered is not None and step.loss is not None:
             result.losses.append(step.loss)
             result.gradients.append(gathered)
-    gathered = _gathered(rank_state, rank_state.state())
+    gathered = _gathered(rank_state, rank_state.trained.state())
     if gathered is None or not rank_state.is_writer:
         return None
     for name, tensor in gathered.items():
@@ -115,4 +117,6 @@ def trace(rank_state: RankState, num_steps: int) -> Trace | None:
 
 
 def _gathered(rank_state: RankState, tensors: dict[str, Tensor]) -> dict[str, Tensor] | None:
-    return gather_named(tensors, rank_state.pipeline_group, rank_state.run.layout.pipeline_size - 1)
+    return gather_named(
+        tensors, rank_state.mesh.pipeline_group, rank_state.run.layout.pipeline_size - 1
+    )

@@ -94,9 +94,9 @@ def stored_kinds(rows: Mapping[str, Tensor]) -> Kinds:
 
 def trace_of(rank_state: RankState, losses: Sequence[float]) -> Kinds | None:
     """Return the losses and tensors of a replica; None except on its last stage."""
-    pipeline = rank_state.pipeline_group, rank_state.run.layout.pipeline_size - 1
-    state = gather_named(rank_state.state(), *pipeline)
-    averages = gather_named(rank_state.average(), *pipeline)
+    pipeline = rank_state.mesh.pipeline_group, rank_state.run.layout.pipeline_size - 1
+    state = gather_named(rank_state.trained.state(), *pipeline)
+    averages = gather_named(rank_state.trained.average(), *pipeline)
     if state is None or averages is None:
         return None
     parameters = rank_state.run.parameter_order
@@ -155,16 +155,16 @@ def _train(rank_state: RankState) -> tuple[list[Kinds] | None, list[Recorded]]:
     own_steps = rank_state.own_steps
     assert own_steps is not None
     if stored := own_steps.stored():  # of the wide model of sub-networks
-        own_steps.average_at_the_end(rank_state.counterparts)
+        own_steps.average_at_the_end(rank_state.mesh.counterparts)
         last = layout.pipeline_size - 1
-        rows = gather_named(dict(stored), rank_state.pipeline_group, last)
+        rows = gather_named(dict(stored), rank_state.mesh.pipeline_group, last)
         own = None if own is None or rows is None else {**own, **stored_kinds(rows)}
-    if rank_state.shards.place > 0:  # of the ranks that share a replica's batch, one is enough
+    if rank_state.mesh.shards.place > 0:  # of the ranks that share a replica's batch, one is enough
         own = None
     if own is None or layout.num_replicas == 1:
         return None if own is None else [own], recorded
     traces = [own] * layout.num_replicas if rank_state.is_writer else None
-    dist.gather_object(own, traces, group=rank_state.counterparts.group, group_dst=0)
+    dist.gather_object(own, traces, group=rank_state.mesh.counterparts.group, group_dst=0)
     # The replicas of a team are equal.
     return None if traces is None else traces[:: layout.team_size], recorded
 
@@ -302,7 +302,7 @@ class Model:
     @property
     def averaged(self) -> dict[str, Tensor]:
         """What is averaged of weights and running statistics, by name."""
-        return {n: t for n, t in self.state.state().items() if t.is_floating_point()}
+        return {n: t for n, t in self.state.trained.state().items() if t.is_floating_point()}
 
     def step(self, item: int) -> None:
         """Take a step with an item."""
@@ -326,14 +326,14 @@ class Model:
             The number of samples, the moments of BatchNorm, and the gradient of each parameter.
         """
         batch, state = self.batch(item), self.state
-        state.follow_schedule(batch.step)
+        state.trained.follow_schedule(batch.step)
         state.replicas.gradients.clear()
         state.pipeline.train_step(batch)
         state.replicas.gradients.reduce()
-        gradients = [p.grad for p in state.parameters().values() if p.grad is not None]
-        if state.loss_scale is not None:
-            state.loss_scale.unscale(gradients)
-        return batch.num_samples, state.statistics.take(), [g.clone() for g in gradients]
+        gradients = [p.grad for p in state.trained.parameters().values() if p.grad is not None]
+        if state.trained.loss_scale is not None:
+            state.trained.loss_scale.unscale(gradients)
+        return batch.num_samples, state.trained.statistics.take(), [g.clone() for g in gradients]
 
 
 class InTurn:
@@ -359,7 +359,7 @@ class InTurn:
             overlap = (run.config.overlap or 0) if num_replicas > 1 else 0
             acts = acts_of(of, replica, num_replicas, in_step=self._in_step, overlap=overlap)
             self.models.append(Model(state, alone, deque(acts)))
-        parameters = self.models[0].state.parameters()
+        parameters = self.models[0].state.trained.parameters()
         self._old = {name: p.detach().clone() for name, p in parameters.items()}
         self._velocity = {name: torch.zeros_like(old) for name, old in self._old.items()}
 

@@ -94,7 +94,7 @@ def serve_in_turn(run: Run, recorded: Sequence[Recorded], device: torch.device) 
     version, versions = 0, {0: _copied(server)}  # the weights after so many updates
     losses: list[float] = []
     for item, push in in_order:
-        parameters, pulled = worker.parameters().values(), versions[push.pulled]
+        parameters, pulled = worker.trained.parameters().values(), versions[push.pulled]
         for parameter, of_version in zip(parameters, pulled, strict=True):
             parameter.data.copy_(of_version)
         if last_use[push.pulled] == push.served:
@@ -104,7 +104,7 @@ def serve_in_turn(run: Run, recorded: Sequence[Recorded], device: torch.device) 
         if push.version == version:
             continue  # not finite, or of no samples
         for parameter, gradient in zip(
-            server.parameters().values(), hands_over.gradients, strict=True
+            server.trained.parameters().values(), hands_over.gradients, strict=True
         ):
             parameter.grad = gradient.clone()
         staleness = version - push.pulled
@@ -133,4 +133,4 @@ def serve_in_turn(run: Run, recorded: Sequence[Recorded], device: torch.device) 
 
 
 def _copied(rank_state: RankState) -> list[Tensor]:
-    return [parameter.detach().clone() for parameter in rank_state.parameters().values()]
+    return [parameter.detach().clone() for parameter in rank_state.trained.parameters().values()]

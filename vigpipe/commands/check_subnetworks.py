@@ -27,7 +27,7 @@ class SubnetworksInTurn(InTurn):
     def __init__(self, run: Run, recorded: Sequence[Recorded], device: torch.device) -> None:
         super().__init__(run, recorded, device)
         first = self.models[0].state
-        wide = describe_wide(first.run, first.models, first.optimizer)
+        wide = describe_wide(first.run, first.trained.models, first.trained.optimizer)
         self._slicing, self._seed, self._round = wide.slicing, run.config.seed, 0
         self._carries = run.config.carry_moments
         self._wide = {
@@ -63,7 +63,7 @@ class SubnetworksInTurn(InTurn):
             model.acts.popleft()
             model.samples = 0
             if not self._carries:
-                model.state.optimizer.state.clear()
+                model.state.trained.optimizer.state.clear()
         self._give()
         self._round += 1
         self._take()
@@ -72,18 +72,18 @@ class SubnetworksInTurn(InTurn):
     def _take(self) -> None:
         """Fill the sub-models with their slices."""
         for model, channels in zip(self.models, self._chosen(), strict=True):
-            for stage in model.state.models:
+            for stage in model.state.trained.models:
                 stage.input_channels = channels.get(INPUT)
-            for name, tensor in model.state.state().items():
+            for name, tensor in model.state.trained.state().items():
                 tensor.copy_(self._slice(name, channels))
             for (kind, name), tensor in self._moments.items():
-                own = model.state.optimizer.state[model.state.parameters()[name]]
+                own = model.state.trained.optimizer.state[model.state.trained.parameters()[name]]
                 own[kind].copy_(tensor[self._entries(name, channels)])
 
     @torch.no_grad()
     def _give(self) -> None:
         """Put the slices of the sub-models back, and average what all of them have."""
-        states = [model.state.state() for model in self.models]
+        states = [model.state.trained.state() for model in self.models]
         for name, tensor in self._wide.items():
             if self._slicing.owned(name) is None:
                 if tensor.is_floating_point():
@@ -100,10 +100,13 @@ class SubnetworksInTurn(InTurn):
 
     def _give_moments(self) -> None:
         """Put the moments of the weights back, as the weights are."""
-        for name in self.models[0].state.parameters():
-            states = [m.state.optimizer.state[m.state.parameters()[name]] for m in self.models]
+        for name in self.models[0].state.trained.parameters():
+            states = [
+                m.state.trained.optimizer.state[m.state.trained.parameters()[name]]
+                for m in self.models
+            ]
             for kind, first in states[0].items():
-                if first.shape != self.models[0].state.parameters()[name].shape:
+                if first.shape != self.models[0].state.trained.parameters()[name].shape:
                     continue  # the number of steps
                 wide = self._moments.setdefault((kind, name), torch.zeros_like(self._wide[name]))
                 moments: list[Tensor] = [state[kind] for state in states]

@@ -62,7 +62,7 @@ def time_replicas(
     rows = all_events(own_steps.company, layout.world_size)
     own_steps.company.close()
     if layout.has_server:
-        rank_state.copy_from(layout.writer, rank_state.counterparts)
+        rank_state.trained.copy_from(layout.writer, rank_state.mesh.counterparts)
     scores = evaluate(rank_state, ("test",), num_test_batches * run.batch_size)
     rank_state.feed.close()
     if record is None or scores is None:
@@ -107,7 +107,7 @@ class _Timed(Loop):
     ) -> None:
         self._state, self._strategy, self._record = rank_state, own_steps, record
         layout = rank_state.run.layout
-        is_server = rank_state.replica_index == layout.num_replicas
+        is_server = rank_state.mesh.replica_index == layout.num_replicas
         num_warmup = rank_state.run.config.timing_warmup
         self._num_left_out = num_warmup * (layout.num_replicas if is_server else 1)
         self._num_items, self._before = 0, {}

@@ -77,7 +77,7 @@ class GraphFeed:
         self._ahead = Ahead(self._batch, _MOST_AHEAD if is_ahead else 0)
 
     def batch(self, item: int, ahead: Sequence[int] = ()) -> ReplicaBatch:
-        """Return the batch of a training item; see `vigpipe.job.job.Feed.batch`."""
+        """Return the batch of a training item; see `vigpipe.job.feed.Feed.batch`."""
         return self._ahead.take(item, ahead)
 
     def _batch(self, item: int) -> ReplicaBatch:
@@ -107,7 +107,7 @@ class GraphFeed:
     def test_batches(
         self, splits: Sequence[str], num_pipelines: int, place: int, most: int | None = None
     ) -> Iterator[ReplicaBatch]:
-        """Yield the whole graph; see `vigpipe.job.job.Feed.test_batches`.
+        """Yield the whole graph; see `vigpipe.job.feed.Feed.test_batches`.
 
         Every pipeline computes all of it, and the first one counts: the others would only wait.
         Features in files stay there, unless training has taken all of them into memory, or several
@@ -138,7 +138,7 @@ class GraphFeed:
         )
 
     def hear(self, step: int, measured: int, busy_seconds: Sequence[float]) -> str | None:
-        """Be told how long the ranks have worked; see `vigpipe.job.job.Feed.hear`."""
+        """Be told how long the ranks have worked; see `vigpipe.job.feed.Feed.hear`."""
         if self._repartition is None:
             return None
         return self._repartition.hear(step, measured, busy_seconds)
@@ -148,7 +148,7 @@ class GraphFeed:
         return {} if self._repartition is None else self._repartition.progress()
 
     def restore(self, progress: Mapping[str, object]) -> None:
-        """Take the parts of an earlier run; see `vigpipe.job.job.Feed.restore`."""
+        """Take the parts of an earlier run; see `vigpipe.job.feed.Feed.restore`."""
         if self._repartition is not None:
             self._repartition.restore(progress)
 

@@ -295,7 +295,7 @@ class GraphJob:
         has_last: bool,
         shards: Shards | None = None,
     ) -> GraphFeed:
-        """Return the batches of a rank; see `vigpipe.job.job.Job.feed`."""
+        """Return the batches of a rank; see `vigpipe.job.feed.JobFeed.feed`."""
         repartition, sampler = None, self.sampler
         if isinstance(sampler, Parts) and sampler.generations.are_measured:
             num_steps = self.config.steps

@@ -13,7 +13,7 @@ from vigpipe.parallel.schedule import Pipeline
 
 
 class MergedGraphModel:
-    """A rank's share of a wide model; see `vigpipe.job.job.Merged`.
+    """A rank's share of a wide model; see `vigpipe.job.feed.Merged`.
 
     All replicas take the same nodes through the model together. Each has a block of the channels of
     every layer, and what they exchange are blocks of features, not weights.

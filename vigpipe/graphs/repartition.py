@@ -34,7 +34,7 @@ class Repartition:
         self._is_warm = False
 
     def hear(self, step: int, measured: int, busy_seconds: Sequence[float]) -> str | None:
-        """Be told how long the ranks have worked; see `vigpipe.job.job.Feed.hear`."""
+        """Be told how long the ranks have worked; see `vigpipe.job.feed.Feed.hear`."""
         steps, generations = steps_per_epoch(self._sampler, self._layout), self._generations
         epoch, next_epoch = step // steps + 1, (step + 1) // steps + 1
         number = generations.number(epoch)

@@ -135,7 +135,7 @@ def predict(rank_state: RankState, paths: Sequence[Path]) -> Iterator[Prediction
     run, pipeline = rank_state.run, rank_state.pipeline
     job, dtype = run.job, run.lowered_dtype or run.dtype
     assert isinstance(job, ImageJob)
-    for model in rank_state.models:
+    for model in rank_state.trained.models:
         if can_prepack(model, dtype):
             prepack(model, dtype)
     names = job.source.class_names

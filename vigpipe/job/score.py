@@ -1,11 +1,14 @@
 """What an evaluation says of a model."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from vigpipe.job.batch import ReplicaBatch
+from vigpipe.job.fill import Fill
+from vigpipe.parallel.layout import Layout
 
 
 class Score:
@@ -55,6 +58,54 @@ class Tally(Protocol):
 
     def scores(self, sums: list[float]) -> Mapping[str, Score]:
         """Return the score of each split from the sums of all replicas."""
+        ...
+
+
+class JobScores(Protocol):
+    """How the samples of a job are counted and scored.
+
+    Attributes:
+        unit: what the samples are: images or nodes.
+    """
+
+    unit: ClassVar[str]
+
+    @property
+    def passes(self) -> tuple[tuple[str, ...], ...]:
+        """The splits that can be scored; those of one inner tuple are scored together."""
+        ...
+
+    def fill_of_test(self, layout: Layout, num_pipelines: int, num_samples: int) -> Fill:
+        """Return how full a batch of an evaluation is.
+
+        Args:
+            layout: the degrees.
+            num_pipelines: how many pipelines share the evaluation.
+            num_samples: of the batch, over all of these.
+        """
+        ...
+
+    def tally(self, splits: Sequence[str], device: torch.device) -> Tally:
+        """Begin to add up the scores of some splits."""
+        ...
+
+    def num_rows(self, layout: Layout, item: int, num_samples: int) -> int:
+        """Return how many images or nodes a step takes.
+
+        Args:
+            layout: the degrees.
+            item: one of the step's items; those of its team are meant too.
+            num_samples: what its loss is the mean of.
+        """
+        ...
+
+    def rates(
+        self, layout: Layout, item: int, num_samples: int, seconds: float
+    ) -> dict[str, float]:
+        """Return what the row of a step says of its samples; see `num_rows`.
+
+        That of a partial batch also says how full it is (`vigpipe.job.rows.partial_batch`).
+        """
         ...
 
 

@@ -100,7 +100,7 @@ def measure_profile(
     tables = [of_trial.rows() for of_trial in timed]
     rank_state = trials[0][0]
     activations = [activation_bytes(trial) for trial in trials]
-    model = rank_state.models[0]
+    model = rank_state.trained.models[0]
     names = ["stem", *(f"block {name}" for name in model.numbered_blocks), "readout"]
     boundaries = [prod(model.boundary_shape(i)) for i in range(model.span[1] + 1)]
     sizes = [tuple(step.size.values()) for step in steps]

@@ -26,14 +26,14 @@ def activation_bytes(trial: Trial) -> dict[str, int]:
     rank_state, batch = trial
     kept: dict[str, int] = {}
     # Weights are held in any case, so their storages do not count.
-    seen = {p.untyped_storage().data_ptr() for p in rank_state.parameters().values()}
+    seen = {p.untyped_storage().data_ptr() for p in rank_state.trained.parameters().values()}
     depth = 0
 
     def listen(name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:  # noqa: ANN401
         nonlocal depth
         if depth:
             return function(*inputs)
-        if rank_state.models[0].recompute and name.startswith("block"):
+        if rank_state.trained.models[0].recompute and name.startswith("block"):
             x = inputs[0]  # sparse features are those of the graph, which are there anyway
             kept[name] = x.numel() * x.element_size() if isinstance(x, Tensor) else 0
             return function(*inputs)
@@ -58,7 +58,7 @@ def activation_bytes(trial: Trial) -> dict[str, int]:
     with listening(listen):
         logits = stage_module(x.to(rank_state.device))
         listen("loss", rank_state.pipeline.loss, (logits, label.to(rank_state.device)))
-    rank_state.statistics.take()
+    rank_state.trained.statistics.take()
     return kept
 
 
@@ -80,7 +80,7 @@ def _count_saved(kept: dict[str, int], name: str, seen: set[int]) -> Iterator[No
 
 def parameter_bytes(rank_state: RankState, piece: str) -> int:
     """Count the bytes of the weights of a piece (`stem`, `block 3` or `readout`)."""
-    model = rank_state.models[0]
+    model = rank_state.trained.models[0]
     if piece.startswith("block "):
         parameters = list(model.numbered_blocks[piece.removeprefix("block ")].parameters())
     else:
@@ -91,13 +91,13 @@ def parameter_bytes(rank_state: RankState, piece: str) -> int:
 
 def optimizer_bytes(rank_state: RankState) -> float:
     """Return the bytes of gradients, optimizer state and moving average per byte of weights."""
-    weights = sum(p.numel() * p.element_size() for p in rank_state.parameters().values())
-    state = [v for values in rank_state.optimizer.state.values() for v in values.values()]
+    weights = sum(p.numel() * p.element_size() for p in rank_state.trained.parameters().values())
+    state = [v for values in rank_state.trained.optimizer.state.values() for v in values.values()]
     buffers = [v for v in vars(rank_state.replicas.gradients).values() if isinstance(v, Tensor)]
     storages = {
         t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
         for t in (*state, *buffers)
         if isinstance(t, Tensor)
     }
-    average = weights if rank_state.ema is not None else 0
+    average = weights if rank_state.trained.ema is not None else 0
     return (sum(storages.values()) + average) / weights

@@ -141,17 +141,17 @@ class Rehearsal(Steps):
     @property
     def gradient_bytes(self) -> int:
         """Bytes of the tensors in which gradients are added up over ranks."""
-        parameters = list(self.state.parameters().values())
+        parameters = list(self.state.trained.parameters().values())
         width = 2 if self.state.run.config.sync == "double" else 1
         return width * sum(p.numel() * p.element_size() for p in parameters)
 
     def _held(self, batch: ReplicaBatch) -> Iterator[Tensor]:
         """Yield the tensors that exist before a step."""
         state = self.state
-        yield from (t for model in state.models for t in model.state_dict().values())
-        yield from (p.grad for p in state.parameters().values() if p.grad is not None)
+        yield from (t for model in state.trained.models for t in model.state_dict().values())
+        yield from (p.grad for p in state.trained.parameters().values() if p.grad is not None)
         yield from _tensors_in(vars(state.replicas.gradients), set())
-        yield from _tensors_in(list(state.optimizer.state.values()), set())
+        yield from _tensors_in(list(state.trained.optimizer.state.values()), set())
         yield from _tensors_in((batch.inputs, batch.labels, batch.keys, batch.structures), set())
 
     def _is_of_graph(self, tensor: Tensor) -> bool:

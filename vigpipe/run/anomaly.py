@@ -18,13 +18,13 @@ def find_anomaly(rank_state: RankState, batch: ReplicaBatch) -> str:
     Returns:
         A sentence about the first block whose output is not finite; the same on every rank.
     """
-    for model in rank_state.models:
+    for model in rank_state.trained.models:
         model.set_detect_anomaly(True)
     rank_state.replicas.gradients.clear()
     with collected_anomalies() as own_messages:
         rank_state.pipeline.train_step(batch, eager=True)
-    rank_state.statistics.take()
-    for model in rank_state.models:
+    rank_state.trained.statistics.take()
+    for model in rank_state.trained.models:
         model.set_detect_anomaly(rank_state.run.config.detect_anomaly)
     first_messages = [
         message

@@ -23,8 +23,8 @@ def evaluate_all(rank_state: RankState) -> Scores:
     """
     scores = _evaluate_splits(rank_state)
     averages: dict[str, Score] = {}
-    if rank_state.ema is not None:
-        with rank_state.averaged():
+    if rank_state.trained.ema is not None:
+        with rank_state.trained.averaged():
             averages = _evaluate_splits(rank_state)
     splits = "test", "validation"
     (test, validation), (average, validation_average) = (
@@ -83,7 +83,7 @@ def evaluate(
     with counterparts.at_once():
         if pipeline.has_last:
             sums = counterparts.gather(sums).sum(0)
-    sums = rank_state.shards.total(sums, "scores")
+    sums = rank_state.mesh.shards.total(sums, "scores")
     outcome = ToHost(sums)
     if rank_state.runs_ahead:  # a lost peer is noticed while this rank waits for its GPU
         agree(NOTHING_WANTED, rank_state.strategy.peers, outcome.has_come, run.config.timeout)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from vigpipe.job.batch import ReplicaBatch
-from vigpipe.job.job import Feed
+from vigpipe.job.feed import Feed
 from vigpipe.run.facts import Run
 
 

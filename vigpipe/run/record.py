@@ -38,7 +38,7 @@ def step_row(
         loss: loss over the global batch.
         lr: learning rate of the step.
         seconds: duration of the step.
-        rates: what the job says of the step's samples (`vigpipe.job.job.Job.rates`).
+        rates: what the job says of the step's samples (`vigpipe.job.score.JobScores.rates`).
         data_seconds: for how long the slowest rank waited for its batch before the step.
         whose: replica and item, where replicas take steps of their own; with a server, staleness.
     """

@@ -15,11 +15,12 @@ from vigpipe.messages import one_line
 from vigpipe.parallel.agreement import Peers, all_gather_values, run_with_heartbeats
 from vigpipe.replication.strategy import Pushed
 from vigpipe.run.anomaly import find_anomaly
+from vigpipe.run.handed_step import HandedStep
 from vigpipe.run.progress import RunProgress
 from vigpipe.run.rank import RankState
 from vigpipe.run.record import RunRecord, gradients_row, step_row
 from vigpipe.run.slow_data import SlowData
-from vigpipe.run.step import Step, complete_step
+from vigpipe.run.step import complete_step
 from vigpipe.run.stragglers import Stragglers
 
 MAX_SKIPPED = 10  # steps in a row; after that, skipping does not help
@@ -28,7 +29,7 @@ MAX_SKIPPED = 10  # steps in a row; after that, skipping does not help
 class TakenStep(NamedTuple):
     """A step with the batch that it was taken with, and the number of the item."""
 
-    step: Step
+    step: HandedStep
     batch: ReplicaBatch
     item: int
 
@@ -115,7 +116,7 @@ class Reporter:
             self.record.add_event(event, self._state.step if step is None else step, message)
         self.log(message)
 
-    def add(self, step: Step, batch: ReplicaBatch, item: int) -> None:
+    def add(self, step: HandedStep, batch: ReplicaBatch, item: int) -> None:
         """Tell of all steps that are complete, this one perhaps among them, and of stragglers."""
         self._untold.append(TakenStep(step, batch, item))
         self.tell_complete()
@@ -152,7 +153,7 @@ class Reporter:
 
     def _add_row(self, taken: TakenStep, loss: float) -> None:
         run, (step, batch, item) = self._state.run, taken
-        team, of_team = run.layout.team_of(self._state.replica_index)
+        team, of_team = run.layout.team_of(self._state.mesh.replica_index)
         facts = step.number, run.course.epoch(batch.step), loss, step.lr
         num_samples, waited = batch.num_samples, step.agreement.data_seconds
         own_steps = self._state.own_steps
@@ -160,7 +161,7 @@ class Reporter:
         size = *run.in_batches(item), num_samples
         row = step_row(*facts, step.seconds, run.job.rates(*size, step.seconds), waited, **whose)
         if self.record is None:
-            if own_steps is not None and of_team == 0 and self._state.shards.place == 0:
+            if own_steps is not None and of_team == 0 and self._state.mesh.shards.place == 0:
                 own_steps.note(row)
             return
         self.record.add_step(row)
@@ -194,7 +195,7 @@ class Reporter:
         self.progress.resume()
 
 
-def _is_overflow(step: Step, peers: Peers) -> bool:
+def _is_overflow(step: HandedStep, peers: Peers) -> bool:
     """Whether it was the factor of the loss that was too much for the gradients; all peers ask.
 
     A loss that is not finite itself is not mended by a smaller factor.
@@ -203,7 +204,7 @@ def _is_overflow(step: Step, peers: Peers) -> bool:
     return all(loss is None or math.isfinite(loss) for loss in losses)
 
 
-def _explain_overflow(step: Step) -> str:
+def _explain_overflow(step: HandedStep) -> str:
     """Say that a step was skipped because its gradients do not fit into float16, which is usual."""
     return (
         f"step {step.number}: a gradient overflows float16, as happens when the loss is scaled too "

@@ -27,7 +27,7 @@ def share_evaluation(rank_state: RankState, left: Counterparts) -> None:
         return
     rank_state.scorers = Scorers(left.size, left.place, left)
     if run.layout.has_server:
-        rank_state.copy_from(left.size - 1, left)
+        rank_state.trained.copy_from(left.size - 1, left)
 
 
 def settle(rank_state: RankState, left: Counterparts) -> str | None:
@@ -104,11 +104,11 @@ def _keep_mean(rank_state: RankState, left: Counterparts) -> str:
     team_size = rank_state.run.layout.team_size
     num = left.size // team_size
     what = f"{num} {'replicas' if team_size == 1 else 'hosts'}"
-    own = [p.detach().clone() for p in rank_state.parameters().values()]
+    own = [p.detach().clone() for p in rank_state.trained.parameters().values()]
     assert rank_state.own_steps is not None
     with left.at_once():
         rank_state.own_steps.average_at_the_end(left)
-    averages = [t for t in rank_state.average().values() if t.is_floating_point()]
+    averages = [t for t in rank_state.trained.average().values() if t.is_floating_point()]
     if averages:
         one = torch.ones((), dtype=torch.float64, device=rank_state.device)
         with left.at_once():
@@ -130,17 +130,17 @@ def _keep_best(rank_state: RankState, left: Counterparts) -> str:
     """Copy the weights of the replica with the best validation score to all others."""
     run = rank_state.run
     scores = evaluate(rank_state, ("validation",))
-    own, (_, of_team) = None, run.layout.team_of(rank_state.replica_index)
+    own, (_, of_team) = None, run.layout.team_of(rank_state.mesh.replica_index)
     name = SHARES[run.job.unit][0]
     if scores is not None and of_team == 0:
         score = scores["validation"]
-        own = rank_state.replica_index, main(score), score.loss  # those of all its team
+        own = rank_state.mesh.replica_index, main(score), score.loss  # those of all its team
     assert rank_state.own_steps is not None
     told = rank_state.own_steps.company.share(own).values()
     scores = [s for s in told if s is not None]
     best, *others = sorted(scores, key=lambda s: (-s[1], s[2], s[0]))
     size = run.layout.team_size
-    rank_state.copy_from(sorted(s[0] for s in scores).index(best[0]) * size, left)
+    rank_state.trained.copy_from(sorted(s[0] for s in scores).index(best[0]) * size, left)
     if not others:
         return f"kept replica {best[0]}, the only one that is left"
     second = others[0]
@@ -154,11 +154,11 @@ def _keep_best(rank_state: RankState, left: Counterparts) -> str:
 def _distances(rank_state: RankState, own: list[Tensor], left: Counterparts) -> list[float]:
     """Return how far the weights of each replica were from those kept, over the latter's norm."""
     squares = torch.zeros(2, dtype=torch.float64, device=rank_state.device)
-    for before, kept in zip(own, rank_state.parameters().values(), strict=True):
+    for before, kept in zip(own, rank_state.trained.parameters().values(), strict=True):
         squares[0] += (before.double() - kept.detach().double()).square().sum()
         squares[1] += kept.detach().double().square().sum()
-    if rank_state.pipeline_group is not None:
-        dist.all_reduce(squares, group=rank_state.pipeline_group)
+    if rank_state.mesh.pipeline_group is not None:
+        dist.all_reduce(squares, group=rank_state.mesh.pipeline_group)
     with left.at_once():
         by_replica = left.gather(squares)
     return (by_replica[:, 0] / by_replica[:, 1]).sqrt().tolist()
@@ -166,12 +166,12 @@ def _distances(rank_state: RankState, own: list[Tensor], left: Counterparts) -> 
 
 def _estimate_statistics(rank_state: RankState, left: Counterparts) -> int:
     """Estimate BatchNorm's statistics on batches that all replicas share; return their number."""
-    run, statistics = rank_state.run, rank_state.statistics
+    run, statistics = rank_state.run, rank_state.trained.statistics
     if run.config.norm != "batch":
         return 0
     moments: list[Tensor] = []
     num_batches = min(MOST_STEPS, run.steps_per_epoch)
-    items = run.course.items(0, num_batches, rank_state.replica_index)
+    items = run.course.items(0, num_batches, rank_state.mesh.replica_index)
     for i, item in enumerate(items):
         batch = read_batch(rank_state, Item(item, ahead=items[i + 1 :]))
         rank_state.pipeline.forward_only(batch)
@@ -193,7 +193,10 @@ class Kept:
     def __init__(self, rank_state: RankState) -> None:
         own_steps = rank_state.own_steps
         outlives = own_steps is not None and own_steps.company.outlives
-        self._tensors = [*rank_state.state().values(), *rank_state.average().values()]
+        self._tensors = [
+            *rank_state.trained.state().values(),
+            *rank_state.trained.average().values(),
+        ]
         self._copies = [tensor.clone() for tensor in self._tensors] if outlives else []
 
     @torch.no_grad()

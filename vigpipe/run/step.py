@@ -13,16 +13,15 @@ record) it does one step later, with the same results.
 """
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vigpipe.launch.device import ToHost
+from vigpipe.job.batch import ReplicaBatch
 from vigpipe.parallel.abort import abort_collectives
 from vigpipe.parallel.agreement import (
     NOTHING_WANTED,
-    Agreement,
     Status,
     agree,
     becomes_true,
@@ -30,59 +29,15 @@ from vigpipe.parallel.agreement import (
 )
 from vigpipe.parallel.clip import clip_gradients
 from vigpipe.replication.strategy import Pushed
+from vigpipe.run.handed_step import HandedStep
 from vigpipe.run.rank import RankState
-
-if TYPE_CHECKING:
-    from vigpipe.job.batch import ReplicaBatch
-    from vigpipe.timing.clock import Lap
 
 SETTLE_SECONDS = 10.0  # for what a GPU was given before its collectives were aborted
 
 
-class Step:
-    """A step that this rank has handed to its device.
-
-    Args:
-        number: number of the step, counted from 1.
-        lr: its learning rate, for the last layer.
-        agreement: what all ranks said in it.
-        moments: of BatchNorm in all micro-batches, (D * M, 3, channels).
-        outcome: (4,) float64: the loss, which means nothing on ranks that do not know it; whether
-            the numbers of all peers are finite, 1 or 0; whether the step is taken; and the factor
-            of the loss.
-        lap: the times of the step.
-
-    Attributes:
-        is_complete: whether the device has done the step; the attributes below are known only then.
-        loss: over the global batch, on ranks of the last stage; None on others.
-        is_finite: whether the gradients and the loss of all peers were finite.
-        is_taken: whether the weights have changed.
-        loss_factor: what the loss was multiplied by; not 1 only in float16.
-        seconds: duration of the step.
-        busy_seconds: duration of this rank's forwards and backwards in it, without waiting.
-    """
-
-    def __init__(
-        self,
-        number: int,
-        lr: float,
-        agreement: Agreement,
-        moments: Tensor,
-        outcome: Tensor,
-        lap: "Lap",
-    ) -> None:
-        self.number, self.lr, self.agreement = number, lr, agreement
-        self.moments, self.lap = moments, lap
-        self.outcome = ToHost(outcome)
-        self.is_complete = self.is_finite = self.is_taken = False
-        self.loss: float | None = None
-        self.loss_factor = 1.0
-        self.seconds = self.busy_seconds = math.nan
-
-
 def train_step(
-    rank_state: RankState, batch: "ReplicaBatch", status: Status = NOTHING_WANTED
-) -> Step:
+    rank_state: RankState, batch: ReplicaBatch, status: Status = NOTHING_WANTED
+) -> HandedStep:
     """Take one optimizer step on the global batch; every rank calls this.
 
     Args:
@@ -95,16 +50,16 @@ def train_step(
         The step. It is complete if the rank does not run ahead of its device; otherwise the step
         before is, and `complete_step` waits for this one.
     """
-    config, peers = rank_state.run.config, rank_state.strategy.peers
+    config, peers, trained = rank_state.run.config, rank_state.strategy.peers, rank_state.trained
     rank_state.stopwatch.begin()
-    rank_state.follow_schedule(batch.step)
+    trained.follow_schedule(batch.step)
     rank_state.replicas.gradients.clear()
     losses = rank_state.pipeline.train_step(batch)  # forward and backward of every micro-batch
     rank_state.enter("all-reduce")
     rank_state.replicas.gradients.reduce()
     rank_state.enter("other")
-    gradients = [p.grad for p in rank_state.parameters().values() if p.grad is not None]
-    scale = rank_state.loss_scale
+    gradients = [p.grad for p in trained.parameters().values() if p.grad is not None]
+    scale = trained.loss_scale
     if scale is not None:
         losses = None if losses is None else losses / scale.factor
         scale.unscale(gradients)
@@ -142,10 +97,10 @@ def train_step(
     if rank_state.runs_ahead:
         # The fused optimizers of torch read this number on the device: unless it is 0, they change
         # nothing.
-        optimizer: Any = rank_state.optimizer
+        optimizer: Any = trained.optimizer
         optimizer.found_inf = is_taken.logical_not().float()
     if is_own and (rank_state.runs_ahead or is_taken):
-        rank_state.optimizer.step()
+        trained.optimizer.step()
     rank_state.enter("other")
     rank_state.step += 1
 
@@ -156,7 +111,7 @@ def train_step(
     if scale is not None:
         scale.update(all_finite)
     lap = rank_state.stopwatch.lap()
-    step = Step(batch.step + 1, rank_state.lr, agreement, moments, outcome, lap)
+    step = HandedStep(batch.step + 1, trained.lr, agreement, moments, outcome, lap)
     rank_state.open_step = step
     if not rank_state.runs_ahead:
         _complete_step(rank_state)
@@ -173,21 +128,21 @@ def apply_gradients(rank_state: RankState, pushed: Pushed) -> float:
     Returns:
         The learning rate of the step, for the last layer.
     """
-    groups = rank_state.optimizer.param_groups
-    rank_state.follow_schedule(pushed.step)
+    trained = rank_state.trained
+    groups = trained.optimizer.param_groups
+    trained.follow_schedule(pushed.step)
     rates = [group["lr"] for group in groups]
     if pushed.damping != 1:
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate * pushed.damping
-    lr = rank_state.lr
+    lr = trained.lr
     _clip(rank_state)
-    rank_state.optimizer.step()
+    trained.optimizer.step()
     for group, rate in zip(groups, rates, strict=True):
         group["lr"] = rate
-    shape = rank_state.run.layout.num_microbatches, 3, rank_state.statistics.num_channels
-    rank_state.statistics.update(pushed.moments.view(shape))
-    if rank_state.ema is not None:
-        rank_state.ema.update(nn.ModuleList(rank_state.models))
+    shape = rank_state.run.layout.num_microbatches, 3, trained.statistics.num_channels
+    trained.statistics.update(pushed.moments.view(shape))
+    trained.update_average()
     rank_state.step = pushed.step + 1
     return lr
 
@@ -218,16 +173,15 @@ def _complete_step(rank_state: RankState) -> None:
     step.seconds, step.busy_seconds = step.lap.seconds(), step.lap.busy_seconds()
     rank_state.busy_seconds = step.busy_seconds
     if step.is_taken:
-        rank_state.statistics.update(step.moments)
-        if rank_state.ema is not None:
-            rank_state.ema.update(nn.ModuleList(rank_state.models))
+        rank_state.trained.statistics.update(step.moments)
+        rank_state.trained.update_average()
     step.is_complete = True
 
 
 def _clip(rank_state: RankState) -> None:
     clip, order = rank_state.run.config.clip, rank_state.run.parameter_order
     if clip is not None:
-        clip_gradients(rank_state.parameters(), order, clip, rank_state.pipeline_group)
+        clip_gradients(rank_state.trained.parameters(), order, clip, rank_state.mesh.pipeline_group)
 
 
 def settle_after_loss(rank_state: RankState) -> bool:
@@ -241,7 +195,7 @@ def settle_after_loss(rank_state: RankState) -> bool:
     """
     if not rank_state.runs_ahead:
         return True
-    abort_collectives((rank_state.pipeline_group, rank_state.replicas.group))
+    abort_collectives((rank_state.mesh.pipeline_group, rank_state.replicas.group))
     if not becomes_true(rank_state.has_open_step_come, SETTLE_SECONDS):
         return False
     step = rank_state.open_step
@@ -267,12 +221,12 @@ def _gather_loss_and_moments(
         channels).
     """
     num_microbatches = rank_state.run.layout.num_microbatches
-    moments = rank_state.statistics.take().flatten()
+    moments = rank_state.trained.statistics.take().flatten()
     own = moments if losses is None else torch.cat((moments, losses))
     by_rank = rank_state.replicas.gather(own)  # (D * m, moments + M)
     # Ranks that share a batch have the same moments, those of all its rows.
-    moments_by_replica = by_rank[:: rank_state.shards.size, : len(moments)].unflatten(
-        1, (num_microbatches, 3, rank_state.statistics.num_channels)
+    moments_by_replica = by_rank[:: rank_state.mesh.shards.size, : len(moments)].unflatten(
+        1, (num_microbatches, 3, rank_state.trained.statistics.num_channels)
     )
     all_moments = moments_by_replica.flatten(0, 1)  # (D * M, 3, channels)
     if losses is None:

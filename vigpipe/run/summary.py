@@ -111,7 +111,7 @@ def gather_sent(rank_state: RankState) -> dict[str, int] | None:
         The bytes since the start, evaluations included, by what they were for; None if there is one
         rank.
     """
-    shards = rank_state.shards
+    shards = rank_state.mesh.shards
     if shards.size == 1:
         return None
     by_rank = all_gather_values(dict(shards.sent), shards.size, shards.group)

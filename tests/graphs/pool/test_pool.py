@@ -202,7 +202,7 @@ def test_timing_changes_no_bit_and_has_sum_and_product_in_one_region(few_rows):
                 train_step(state, batch)
             complete_step(state)
         state.feed.close()
-        found.append(state.state())
+        found.append(state.trained.state())
     for tensor, other in zip(found[0].values(), found[1].values(), strict=True):
         assert torch.equal(tensor, other)
     timed = {(row.name, row.direction) for row in recorder.take_rows()}

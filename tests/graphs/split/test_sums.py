@@ -25,8 +25,8 @@ def traced(rank, world_size, config, can_write):
             patch.setattr(module, "this_machine", lambda: f"machine {rank}")
         run = prepare(config, torch.float64)
         state = make_rank_state(run, rank, torch.device("cpu"))
-        assert state.shards.can_write == can_write
-        found = trace(state, 3), dict(state.shards.sent)
+        assert state.mesh.shards.can_write == can_write
+        found = trace(state, 3), dict(state.mesh.shards.sent)
         state.feed.close()
     return found
 

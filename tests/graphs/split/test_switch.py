@@ -44,10 +44,10 @@ def sent(rank, world_size, config):
     state = make_rank_state(run, rank, torch.device("cpu"))
     first, second, *_ = batches(state)
     train_step(state, first)
-    before = dict(state.shards.sent)
+    before = dict(state.mesh.shards.sent)
     train_step(state, second)
     state.feed.close()
-    return {what: n - before[what] for what, n in state.shards.sent.items()}
+    return {what: n - before[what] for what, n in state.mesh.shards.sent.items()}
 
 
 def traffic(size: int, configs: list[TrainConfig]) -> list[dict[str, int]]:

@@ -307,7 +307,7 @@ def test_one_sub_network_is_plain_training_with_new_optimizers_or_the_same(
     losses = []
     for number, batch in enumerate(batches(of_plain)):
         if number % EVERY == 0 and not options:
-            of_plain.optimizer.state.clear()
+            of_plain.trained.optimizer.state.clear()
         step = train_step(of_plain, batch)
         complete_step(of_plain)
         losses.append(step.loss)
@@ -321,7 +321,7 @@ def test_one_sub_network_is_plain_training_with_new_optimizers_or_the_same(
     rows = [*map(json.loads, (tmp_path / "one" / "metrics.jsonl").read_text().splitlines())]
     assert [row["loss"] for row in rows if "loss" in row and "step" in row] == losses
     written = load_file(tmp_path / "one" / "model.safetensors")
-    for name, tensor in of_plain.state().items():
+    for name, tensor in of_plain.trained.state().items():
         if "running" not in name:  # those are estimated anew
             assert torch.equal(written[name], tensor), name
 
@@ -333,7 +333,8 @@ def test_a_checkpoint_without_moments_is_refused(tmp_path: Path) -> None:
     (checkpoint,) = list_checkpoints(tmp_path)
     with pytest.raises(InputError, match=r"has no rows/optimizer/exp_avg/convs"):
         load_checkpoint(carried, checkpoint, read_manifest(checkpoint))
-    carried.strategy.company.close()
+    assert carried.own_steps is not None
+    carried.own_steps.company.close()
     carried.feed.close()
 
 
@@ -354,8 +355,8 @@ def test_warm_up_takes_as_many_batches_of_all_sub_networks_together() -> None:
         state = make_rank_state(prepare(config, torch.float64), 0, CPU, strategy=alone)
         rates[dp] = []
         for step in range(6 // dp + 1):
-            state.follow_schedule(step)
-            rates[dp].append(state.lr)
+            state.trained.follow_schedule(step)
+            rates[dp].append(state.trained.lr)
         state.feed.close()
     assert rates[1][-1] == rates[2][-1] == config.lr
     assert rates[2] == pytest.approx(rates[1][::2])
