@@ -56,14 +56,9 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def save_figure(figure: "Figure", path: Path, made_by: str, **options: Any) -> None:  # noqa: ANN401
-    """Save a picture in the format of its suffix, replacing the file atomically.
+    """Save a picture as .png, .pdf or .svg, replacing the file atomically.
 
-    Args:
-        figure: what to draw.
-        path: the file, which ends in .png, .pdf or .svg.
-        made_by: the command, which the file then names, so that the command may replace it
-            (`files.outputs`).
-        options: further arguments of `Figure.savefig`.
+    The file names the command that made it, so that this command may replace it (`files.outputs`).
 
     Raises:
         OSError: the file cannot be written; the old one is left.

@@ -19,13 +19,8 @@ def is_plain(text: str) -> bool:
 def escaped(text: str, most: int = 200) -> str:
     r"""Make a text safe to print: nothing in it moves the cursor, forges a line or hides others.
 
-    Args:
-        text: from a file name, a file, the environment or the command line.
-        most: number of characters; the middle of a longer text is left out.
-
-    Returns:
-        The text, with such characters written as \x1b or \u202e, and bytes that are not UTF-8 as
-        \xff.
+    Such characters are written as \x1b or \u202e, and bytes that are not UTF-8 as \xff. The middle
+    of a text of more than `most` characters is left out.
     """
     return "".join(c if _is_plain(c) else _escape(c) for c in shortened(text, most))
 

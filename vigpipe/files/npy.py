@@ -24,10 +24,10 @@ from vigpipe.files.names import escaped
 from vigpipe.files.untrusted import opened
 
 MOST_UNPACKED = 8 << 30  # bytes of the compressed arrays of a file, once they are unpacked
-MOST_HEADER_BYTES = 1 << 14  # of an array; NumPy's own reader takes 10,000
-_MOST_DIRECTORY_BYTES = 1 << 20  # of the zip file's list of its members: zipfile parses all of it
+MOST_HEADER_BYTES = 1 << 14  # NumPy's own reader takes 10,000 bytes of an array's header
+_MOST_DIRECTORY_BYTES = 1 << 20  # zipfile parses the whole list of a zip file's members
 _PIECE = 1 << 20  # bytes that are unpacked at once
-_LAST_CHARACTER = 0x10FFFF  # of Unicode
+_LAST_CODE_POINT = 0x10FFFF
 _KINDS = "biufSU"  # NumPy's letters for truth values, numbers and text
 
 
@@ -36,15 +36,12 @@ def read_npz(
 ) -> dict[str, np.ndarray]:
     """Read arrays of numbers or text from a .npz file; other arrays in it are left alone.
 
-    Args:
-        path: the file.
-        required: names of arrays that it must have.
-        optional: names of arrays that it may have.
-        mapped: names of those that are mapped into memory, if they are numbers as memory has them,
-            row by row and not compressed; they may not be aligned.
+    Those in `mapped` are mapped into memory, if they are numbers as memory has them, row by row and
+    not compressed; they may not be aligned.
 
     Returns:
-        The arrays that are there, by name, in the machine's byte order.
+        The required arrays, and the optional ones that are there, by name, in the machine's byte
+        order.
 
     Raises:
         InputError: the file cannot be read, is damaged, lacks an array, holds Python objects or
@@ -73,9 +70,7 @@ def read_npz(
 def read_npy(path: Path, *, mapped: bool = False) -> np.ndarray:
     """Read an array of numbers or text from a .npy file, in the machine's byte order.
 
-    Args:
-        path: the file.
-        mapped: map it into memory, if it is numbers as memory has them, row by row.
+    With `mapped` it is mapped into memory, if it is numbers as memory has them, row by row.
 
     Raises:
         InputError: the file cannot be read, is damaged, or holds Python objects or records.
@@ -85,9 +80,9 @@ def read_npy(path: Path, *, mapped: bool = False) -> np.ndarray:
             size = os.fstat(file.fileno()).st_size
             found = _map_array(path, 0, size, None) if mapped else None
             return _read_array(file, size, f"{path}: its array") if found is None else found
+        except InputError:
+            raise
         except (EOFError, ValueError, OSError) as error:
-            if isinstance(error, InputError):
-                raise
             raise InputError(
                 f"{path}: cannot be read as a .npy file ({escaped(str(error))}); it is damaged or "
                 "not wholly downloaded: fetch or save it again"
@@ -171,10 +166,7 @@ def _read_member(
 def _read_array(stream: IO[bytes], num_bytes: int, where: str) -> np.ndarray:
     """Read a .npy file of a known size; zipfile compares its checksum at the end.
 
-    Raises:
-        InputError: it holds no numbers or text, or there is not enough memory for it.
-        EOFError: the stream ends too early.
-        ValueError: it is no .npy file, or its header does not fit its size.
+    Damage is an EOFError or a ValueError; what the user can mend is an InputError.
     """
     head = stream.read(MOST_HEADER_BYTES)
     shape, is_fortran, dtype, offset = read_header(head)
@@ -205,29 +197,15 @@ def _read_array(stream: IO[bytes], num_bytes: int, where: str) -> np.ndarray:
         rest = rest[piece:]
     if stream.read(1):
         raise ValueError("there are more bytes than numbers")
-    return (
-        _as_array(content, shape[::-1], dtype).T
-        if is_fortran
-        else (_as_array(content, shape, dtype))
-    )
+    if is_fortran:
+        return _as_array(content, shape[::-1], dtype).T
+    return _as_array(content, shape, dtype)
 
 
 def _map_array(path: Path, start: int, size: int, checksum: int | None) -> np.ndarray | None:
-    """Map the numbers of a .npy file that lies somewhere in a file; None if they must be read.
+    """Map the numbers of a .npy file that lies at `start` in a file; None if they must be read.
 
-    Args:
-        path: the file.
-        start: where in it the .npy file begins.
-        size: bytes of the .npy file.
-        checksum: CRC-32 of these; None if it is not known.
-
-    Returns:
-        The array; what is written into it is not written into the file.
-
-    Raises:
-        OSError: the file cannot be mapped.
-        ValueError: it does not begin with NumPy's header, or is not wholly there.
-        zipfile.BadZipFile: it has another checksum.
+    What is written into the array is not written into the file. The checksum is a CRC-32.
     """
     with opened(path) as file:
         file.seek(start)
@@ -254,7 +232,7 @@ def _as_array(content: np.ndarray, shape: tuple[int, ...], dtype: np.dtype[Any])
     array = content.view(dtype).reshape(shape)
     if not dtype.isnative:
         array = array.astype(dtype.newbyteorder("="))
-    if dtype.kind == "U" and array.view(np.uint32).max(initial=0) > _LAST_CHARACTER:
+    if dtype.kind == "U" and array.view(np.uint32).max(initial=0) > _LAST_CODE_POINT:
         raise ValueError("a text has characters that are none of Unicode's")
     return array
 
@@ -275,7 +253,7 @@ def read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]
     stream = BytesIO(head)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that Python 2 has written it
+            warnings.simplefilter("ignore")  # NumPy warns of headers that Python 2 has written.
             shape, is_fortran, dtype = readers[npy.read_magic(stream)](stream)
     except Exception as error:  # also MemoryError of Python's parser, for signs by the thousand
         raise ValueError("an array does not begin as NumPy's do") from error

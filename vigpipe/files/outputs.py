@@ -29,10 +29,12 @@ def check_new_file(
 ) -> None:
     """Check that a command may write a file; call this before the work that the file is for.
 
+    The file's folder is made if there is none.
+
     Args:
-        path: the file to write. Its folder is made if there is none.
+        path: the file to write.
         option: the option that names the file, with a space behind it, for messages; may be empty.
-        suffixes: endings that the file's name may have; they say which formats there are.
+        suffixes: endings that the file's name may have.
         mark: text that every file of this command has; without a mark no file counts as its own.
         overwrite: whether --overwrite was given; None if the command does not have that option.
 
@@ -65,10 +67,7 @@ def check_new_file(
 def check_new_names(folder: Path, names: Sequence[str], advice: str) -> None:
     """Check that a folder has none of the names that a command is about to write there.
 
-    Args:
-        folder: the folder, which may be absent.
-        names: of files and folders.
-        advice: what the user can do, the end of the message.
+    The folder may be absent. The message ends with the advice.
 
     Raises:
         InputError: one of the names is there.
@@ -81,10 +80,6 @@ def check_new_names(folder: Path, names: Sequence[str], advice: str) -> None:
 
 def check_replaceable(folder: Path, names: Sequence[str]) -> None:
     """Check that what a run wrote into its folder can be replaced when the run goes on.
-
-    Args:
-        folder: the folder of the run.
-        names: of the files that will be replaced or added to.
 
     Raises:
         InputError: there is a folder, link, pipe or device of one of these names.

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from vigpipe.files.names import escaped
 
-_MOST_BYTES = 1 << 20  # that are looked at: what a file of weights holds is named at its beginning
-_MOST_PICKLES = 5  # torch's legacy files begin with a magic number, a version and facts of a system
+# What a file of weights holds is named at its beginning, but torch's legacy files have pickles of a
+# magic number, a version and facts about the system before it.
+_MOST_BYTES, _MOST_PICKLES = 1 << 20, 5
 _STRINGS = ("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE")
 # torch's own reader allows these.
 _HARMLESS = ("collections.OrderedDict", "torch._utils._rebuild_tensor_v2", "argparse.Namespace")
@@ -18,18 +19,17 @@ _HARMLESS = ("collections.OrderedDict", "torch._utils._rebuild_tensor_v2", "argp
 def imported_by(path: Path) -> str | None:
     """Name the first function or class that a file would import when it is unpickled.
 
-    Args:
-        path: a pickle of any protocol, several behind one another, or torch's zip file of one.
+    The file is a pickle of any protocol, several behind one another, or torch's zip file of one.
 
     Returns:
-        Its name, such as posix.system; None if there is none, or this is no pickle.
+        The name, such as posix.system; None if there is none, or this is no pickle.
 
     Raises:
         OSError: the file cannot be read.
     """
     content = _content(path)
-    with warnings.catch_warnings():  # of what is amiss in its instructions
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # pickletools warns of faulty instructions.
         return _first_import(content)
 
 

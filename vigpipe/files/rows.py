@@ -14,10 +14,9 @@ def as_line(row: Mapping[str, Any]) -> bytes:
 
 
 class RowsFile:
-    """A file of rows that grows. Rows that a full disk refuses are kept, and written with others.
+    """A file of rows that grows; it is made if it is not there.
 
-    Args:
-        path: the file; it is made if it is not there.
+    Rows that a full disk refuses are kept, and written with later ones.
 
     Raises:
         OSError: the file cannot be opened.

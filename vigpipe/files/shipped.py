@@ -6,13 +6,9 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def shipped(folder: str) -> Path:
-    """Return a folder of such files.
+    """Return a folder of a checkout's root, stages or slurm.
 
-    Args:
-        folder: its name at the root of a checkout: stages or slurm.
-
-    Returns:
-        The folder, which is inside the package if it was installed from a wheel (pyproject.toml).
+    It is inside the package if that was installed from a wheel (pyproject.toml).
     """
     installed = _PACKAGE / "shipped" / folder
     return installed if installed.is_dir() else _PACKAGE.parent / folder

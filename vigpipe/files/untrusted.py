@@ -11,7 +11,7 @@ from typing import Any
 from vigpipe.errors import InputError
 
 MOST_BYTES = 16 << 20  # largest file that is parsed at once
-MOST_ROWS = 1 << 30  # largest file with rows for every step, in bytes
+MOST_ROWS = 1 << 30  # bytes of the largest file with a row for every step
 MOST_TOML = 1 << 15  # largest TOML file: for a key of 64 KiB of dots, tomllib takes 20 s
 
 
@@ -34,15 +34,10 @@ def opened(path: Path) -> BufferedReader:
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Read the content of a regular file.
-
-    Args:
-        path: the file.
-        most: number of bytes that the file may have.
+    """Read a regular file of at most `most` bytes.
 
     Raises:
-        InputError: the file cannot be read, is a folder, pipe or device, or has more than `most`
-            bytes.
+        InputError: the file cannot be read, is a folder, pipe or device, or is larger.
     """
     with opened(path) as file:
         content = file.read(most + 1)
