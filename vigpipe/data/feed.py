@@ -26,36 +26,27 @@ from vigpipe.model.keyed_dropout import sample_keys
 
 
 class _Plan(NamedTuple):
-    """What is read for one share of a step.
-
-    Attributes:
-        step: index of the step.
-        share: how the step is cut, and which share it is.
-        num_samples: samples of the whole step.
-        positions: those of the share, see `Share.positions`.
-        visits: what the share visits.
-    """
+    """What is read for one share of a step; `num_samples` are those of the whole step."""
 
     step: int
     share: Share
     num_samples: int
-    positions: Tensor
     visits: Visits
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self.share.sizes(self.num_samples)
 
-class _Coming:
-    """Plans of items that come one after the other; items may be added while others are read.
 
-    Args:
-        plan: makes the plan of an item.
-        are_read: whether their images are read; otherwise nobody asks what is to be read.
+class _PlanQueue:
+    """Plans of coming items, made when they are first asked for; items may be added at any time.
 
-    Attributes:
-        items: those whose plans have not been used.
+    Every plan is taken twice: by whoever makes the batch, and, if `are_read`, perhaps long before
+    by whoever reads its images.
     """
 
     def __init__(self, plan: Callable[[int], _Plan], *, are_read: bool) -> None:
-        self.items: deque[int] = deque()
+        self.items: deque[int] = deque()  # whose batches have not been made
         self._unplanned: deque[int] = deque()
         self._num_unread = 0
         self._to_use: Iterator[_Plan] = (plan(item) for item in _until_empty(self._unplanned))
@@ -64,7 +55,6 @@ class _Coming:
             self._to_use, self._to_read = tee(self._to_use)
 
     def add(self, items: Sequence[int]) -> None:
-        """Add items after those that are here."""
         self.items.extend(items)
         self._unplanned.extend(items)
         self._num_unread += len(items)
@@ -76,7 +66,7 @@ class _Coming:
             yield plan
 
     def to_read(self) -> Iterator[_Plan | None]:
-        """Yield the same plans, early if they are asked for, and None while there are no more."""
+        """Yield the same plans, and None while there are no more."""
         while True:
             plan = None
             if self._num_unread:
@@ -97,16 +87,16 @@ class ImageFeed:
     Args:
         source: the images and their labels.
         share: how a step's samples are cut, and which of them this replica scores.
-        team_size: number of replicas that take each step together; by default all.
         device: where this rank computes.
         with_images: whether the rank needs the images (first stage).
         with_labels: whether it needs the labels (last stage).
+        team_size: number of replicas that take each step together; by default all.
         dtype: type of the images, and of labels that are probabilities.
         seed: seed of the order and of the keys.
         times: how often a step visits an image, see `data.batches.repeated`.
         mix: mixes training samples and smooths their labels; None for neither.
         num_workers: number of processes that read images ahead of time.
-        hang_seconds: how long these may take for one of their tasks; None for ever.
+        hang_seconds: how long these may take for one request; None for ever.
         counts: whether the rank's logits count; of those that share images, the first one's do.
     """
 
@@ -134,35 +124,26 @@ class ImageFeed:
         self._source, self._train, self._splits = source, source.train, source.splits
         self._shape = (source.channels, *source.image_size)
         self._order = TrainingOrder(len(source.train), share.batch_size, seed, times)
-        self._normalise = source.train.normaliser(dtype, device, sender(device))  # of all splits
+        # All splits are normalised alike.
+        self._normalise = source.train.normaliser(dtype, device, sender(device))
         self._beside = SideStream(device)
         most_images = share.num_microbatches * share.microbatch_size
         self._reader = Reader(self._splits, num_workers, self._shape, most_images, hang_seconds)
-        self._coming: _Coming | None = None  # of the training
+        self._queue: _PlanQueue | None = None  # of training items
         self._batches: Iterator[ReplicaBatch] = iter(())
 
     def batch(self, item: int, ahead: Sequence[int] = ()) -> ReplicaBatch:
-        """Return the batch of a training item, whatever was read before.
-
-        Args:
-            item: number of the item, from 0; the batch depends on nothing else.
-            ahead: the items after this one, as far as they are known, which workers may read ahead
-                of time.
-
-        Raises:
-            InputError: an image cannot be read; the message gives its path.
-            WorkerError: a worker has ended, or takes too long.
-        """
-        coming = self._coming
-        if coming is None or not coming.items or coming.items[0] != item:
-            self._coming = coming = _Coming(self._plan_item, are_read=self._with_images)
-            coming.add([item])
-            self._batches = self._read(self._train, coming.to_use(), coming.to_read(), self._mix)
-        coming.add(ahead[len(coming.items) - 1 :])
+        """Return the batch of a training item, whatever was read before; see `Feed.batch`."""
+        queue = self._queue
+        if queue is None or not queue.items or queue.items[0] != item:
+            self._queue = queue = _PlanQueue(self._plan_item, are_read=self._with_images)
+            queue.add([item])
+            self._batches = self._read(self._train, queue.to_use(), queue.to_read(), self._mix)
+        queue.add(ahead[len(queue.items) - 1 :])
         batch, share = next(self._batches), self._share
         first = item % share.num_replicas // self._team_size * self._team_size
-        of_team = range(first, first + self._team_size)
-        sizes = (replace(share, replica_index=i).sizes(batch.num_samples) for i in of_team)
+        team = range(first, first + self._team_size)
+        sizes = (replace(share, replica_index=i).sizes(batch.num_samples) for i in team)
         return replace(batch, num_samples=sum(map(sum, sizes)))
 
     def test_batches(
@@ -172,14 +153,10 @@ class ImageFeed:
         place: int | None = None,
         most: int | None = None,
     ) -> Iterator[ReplicaBatch]:
-        """Yield a pipeline's share of images that are visited once, in order.
+        """Yield a pipeline's share of the images of one split, which are visited once, in order.
 
-        Args:
-            splits: the split, a single one: test or validation.
-            num_pipelines: how many pipelines share the images, by default all replicas: then each
-                batch has B of them; else as many as fit into micro-batches of the training's size.
-            place: which of these this one is; by default this replica.
-            most: number of images, from the first; None for all.
+        By default all replicas share them, and each batch has B images; other numbers of pipelines
+        take as many as fit into micro-batches of the training's size.
         """
         (name,) = splits
         share, split = self._share, self._source.split(name)
@@ -188,7 +165,7 @@ class ImageFeed:
             share = share.among(num_pipelines)
         share = replace(share, replica_index=index)
         num_images = len(split) if most is None else min(len(split), most)
-        self._coming = None  # nothing of the training is being read ahead any more
+        self._queue = None  # The reader drops what it was reading ahead for the training.
         order = enumerate(plain_order(num_images, share.batch_size))
         plans, plans_to_read = tee(_plan(share, number, visits) for number, visits in order)
         return self._read(split, plans, plans_to_read, None)
@@ -205,7 +182,7 @@ class ImageFeed:
 
     def close(self) -> None:
         """End the workers."""
-        self._coming, self._batches = None, iter(())
+        self._queue, self._batches = None, iter(())
         self._reader.close()
 
     def _read(
@@ -217,11 +194,8 @@ class ImageFeed:
     ) -> Iterator[ReplicaBatch]:
         """Yield a batch for each plan.
 
-        Args:
-            split: the images.
-            plans: what the batches are made of.
-            plans_to_read: the same plans, which may be taken early; None for none at the moment.
-            mix: mixes the samples; None if it does not.
+        `plans_to_read` are the same plans, which may be taken early, and None for none at the
+        moment.
         """
         index = next(i for i, candidate in enumerate(self._splits) if candidate is split)
         requests = (request for plan in plans_to_read for request in self._requests(index, plan))
@@ -234,9 +208,9 @@ class ImageFeed:
                 images = self._beside.run(partial(self._images, plan, of_step, mix))
             if self._with_labels:
                 labels = self._labels(plan, split.labels, mix)
-            sizes = plan.share.sizes(plan.num_samples)
-            keys = sample_keys(self._seed, plan.step, plan.positions)
-            yield ReplicaBatch(plan.step, plan.num_samples, sizes, keys, images, labels)
+            positions = plan.share.positions(plan.num_samples)
+            keys = sample_keys(self._seed, plan.step, positions)
+            yield ReplicaBatch(plan.step, plan.num_samples, plan.sizes, keys, images, labels)
 
     def _plan_item(self, item: int) -> _Plan:
         step, index = divmod(item, self._share.num_replicas)
@@ -254,18 +228,16 @@ class ImageFeed:
     def _images(self, plan: _Plan, parts: Iterable[Pixels], mix: Mix | None) -> Tensor:
         """Normalise, erase, pad and mix the images of a share, on the device."""
         images = self._normalise(parts, len(plan.visits.indices), self._shape)
-        sizes = plan.share.sizes(plan.num_samples)
-        images = _padded(images, sizes, plan.share.microbatch_size, 0)
+        images = _padded(images, plan.sizes, plan.share.microbatch_size, 0)
         if mix is not None:
-            for i, samples in enumerate(_microbatches(images, sizes)):
+            for i, samples in enumerate(_microbatches(images, plan.sizes)):
                 mix.images(samples, _mixture(mix, plan, i))
         return images
 
     def _labels(self, plan: _Plan, labels: np.ndarray, mix: Mix | None) -> Tensor:
         """Pad the labels of a share, or make probabilities of them."""
         hard = torch.from_numpy(labels[plan.visits.indices])
-        sizes = plan.share.sizes(plan.num_samples)
-        hard = _padded(hard, sizes, plan.share.microbatch_size, NO_LABEL)
+        hard = _padded(hard, plan.sizes, plan.share.microbatch_size, NO_LABEL)
         if not self._counts:
             hard.fill_(NO_LABEL)
         if mix is None:
@@ -273,9 +245,9 @@ class ImageFeed:
         soft = torch.zeros(len(hard), mix.num_classes, dtype=self._dtype)
         if not self._counts:
             return soft
-        samples = zip(_microbatches(hard, sizes), _microbatches(soft, sizes), strict=True)
-        for i, (of_hard, of_soft) in enumerate(samples):
-            of_soft[:] = mix.labels(of_hard, _mixture(mix, plan, i), self._dtype)
+        pairs = zip(_microbatches(hard, plan.sizes), _microbatches(soft, plan.sizes), strict=True)
+        for i, (labels_of_one, probabilities) in enumerate(pairs):
+            probabilities[:] = mix.labels(labels_of_one, _mixture(mix, plan, i), self._dtype)
         return soft
 
 
@@ -283,12 +255,10 @@ def _plan(share: Share, step: int, visits: Visits) -> _Plan:
     """Plan a share of a step that visits these images."""
     num_samples = len(visits.indices)
     positions = share.positions(num_samples)
-    own_visits = visits.at(positions[positions >= 0].numpy())
-    return _Plan(step, share, num_samples, positions, own_visits)
+    return _Plan(step, share, num_samples, visits.at(positions[positions >= 0].numpy()))
 
 
 def _mixture(mix: Mix, plan: _Plan, microbatch: int) -> Mixture:
-    """Draw how one of a share's micro-batches is mixed."""
     first = plan.share.replica_index * plan.share.num_microbatches
     return mix.draw(plan.step, first + microbatch)
 

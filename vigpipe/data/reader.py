@@ -43,19 +43,12 @@ PRELOAD = [
     "torch.utils.data",
 ]
 AHEAD = 2  # requests of a worker at a time: one that it works on, and the next
-LOOK_SECONDS = 1  # between two looks whether a worker has died
-LEAST_BYTES = 1 << 20  # of a request; smaller ones would cost more to hand over than they save
+LOOK_SECONDS = 1  # pause between two looks whether a worker has died
+LEAST_BYTES = 1 << 20  # Smaller requests would cost more to hand over than they save.
 
 
 class Request(NamedTuple):
-    """Images to read at once.
-
-    Attributes:
-        split: index of the split among the reader's splits.
-        indices: indices of the images in the split.
-        epoch: index of the epoch.
-        copies: numbers that distinguish the visits of an image; None for all 0.
-    """
+    """Images to read at once, as `Split.decode` takes them from one of the reader's splits."""
 
     split: int
     indices: Sequence[int]
@@ -88,7 +81,7 @@ class Reader:
         least_images = -(-LEAST_BYTES // torch.Size(shape).numel())
         self._num_parts = max(1, min(num_workers, most_images // least_images))
         self._part_size = -(-most_images // self._num_parts)
-        self._ahead: _Ahead | None = None
+        self._workers: _Workers | None = None
 
     def cut(self, num_images: int) -> list[slice]:
         """Divide images that belong together into parts, one for each worker if they are many."""
@@ -113,27 +106,21 @@ class Reader:
         """
         if self._num_workers == 0:
             return (_decode(self._splits, r) for r in requests if r is not None)
-        if self._ahead is None:
-            self._ahead = _Ahead(
+        if self._workers is None:
+            self._workers = _Workers(
                 self._splits, self._num_workers, self._part_size, self._shape, self._hang_seconds
             )
-        return self._ahead.read(requests)
+        return self._workers.read(requests)
 
     def close(self) -> None:
         """End the workers."""
-        if self._ahead is not None:
-            self._ahead.close()
-            self._ahead = None
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
 
 
 class _Task(NamedTuple):
-    """A request on its way to a worker.
-
-    Attributes:
-        sequence: number of the sequence that it belongs to.
-        slot: where the worker writes the images.
-        request: what to read.
-    """
+    """A request on its way to a worker, which writes the images into the slot."""
 
     sequence: int
     slot: int
@@ -147,7 +134,7 @@ class _Answer(NamedTuple):
     result: tuple[Erasure, ...] | InputError
 
 
-class _Ahead:
+class _Workers:
     """The workers of a reader, and the requests that they are busy with."""
 
     def __init__(
@@ -162,26 +149,26 @@ class _Ahead:
         num_slots = AHEAD * num_workers + 1
         self._slots = Slots(num_slots, (part_size, *shape))
         self._free = list(range(num_slots))
-        self._used: list[int] = []  # the one whose images are being used
+        self._used: list[int] = []  # the slot whose images are being used, if any
         self._hang_seconds = hang_seconds
         self._sequence = 0
         self._requests: Iterator[Request | None] = iter(())
         context = fork_server.start_fork_server(PRELOAD)
         lifeline, self._lifeline = context.Pipe(duplex=False)
         with warnings.catch_warnings():
-            # That there are more workers than cores: the user has said how many.
+            # torch warns of more workers than cores, but the user has said how many.
             warnings.simplefilter("ignore", UserWarning)
-            as_it_is: Any = _as_it_is
+            uncollated: Any = _uncollated
             loader: DataLoader[Any] = DataLoader(
-                _Shelf(splits, self._slots),
+                _TaskDataset(splits, self._slots),
                 batch_size=None,
-                sampler=_Tasks(self),
+                sampler=_TaskSampler(self),
                 num_workers=num_workers,
-                collate_fn=as_it_is,
+                collate_fn=uncollated,
                 timeout=LOOK_SECONDS,
-                worker_init_fn=partial(_begin, lifeline),
+                worker_init_fn=partial(_init_worker, lifeline),
                 multiprocessing_context=context,
-                generator=torch.Generator(),  # by default it draws from the global one
+                generator=torch.Generator(),  # By default it draws from the global one.
                 prefetch_factor=AHEAD,
             )
             self._answers: Any = iter(loader)
@@ -205,7 +192,7 @@ class _Ahead:
             if answer is None:
                 continue
             self._used.append(answer.task.slot)
-            if answer.task.sequence != sequence:  # of one that was given up
+            if answer.task.sequence != sequence:  # That sequence was given up.
                 continue
             num_read += 1
             if isinstance(answer.result, InputError):
@@ -220,7 +207,7 @@ class _Ahead:
 
     def close(self) -> None:
         """End the workers; returns when they have ended."""
-        self._answers = None  # the loader's iterator ends them when it is deleted
+        self._answers = None  # The loader's iterator ends them when it is deleted.
         self._lifeline.close()
 
     def _next_answer(self) -> _Answer | None:
@@ -247,17 +234,17 @@ class _Ahead:
                     ) from error
 
 
-class _Tasks:
-    """What a loader takes for the order of its samples."""
+class _TaskSampler:
+    """What a loader takes for the order of its samples: tasks, without an end."""
 
-    def __init__(self, ahead: _Ahead) -> None:
-        self._ahead = ahead
+    def __init__(self, workers: _Workers) -> None:
+        self._workers = workers
 
     def __iter__(self) -> Iterator[_Task | None]:
-        return (self._ahead.next_task() for _ in repeat(None))
+        return (self._workers.next_task() for _ in repeat(None))
 
 
-class _Shelf(Dataset[Any]):
+class _TaskDataset(Dataset[Any]):
     """What a loader takes for a data set: in a worker, it carries out tasks."""
 
     def __init__(self, splits: tuple[Split, ...], slots: Slots) -> None:
@@ -278,19 +265,15 @@ def _decode(splits: tuple[Split, ...], request: Request, out: torch.Tensor | Non
     return splits[split].decode(indices, epoch, copies, out)
 
 
-def _as_it_is(answer: _Answer | None) -> _Answer | None:
+def _uncollated(answer: _Answer | None) -> _Answer | None:
     return answer
 
 
-def _begin(lifeline: Connection, _worker: int) -> None:
-    """Set up a worker process.
-
-    Args:
-        lifeline: its other end is closed when the rank ends, however that happens.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to every process; the rank decides
-    images.NUM_THREADS = 1  # there are several workers instead
-    keep_freed_memory()  # decoded images are large, and come and go
+def _init_worker(lifeline: Connection, _worker: int) -> None:
+    """Set up a worker process; the rank's end of the lifeline closes however the rank ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to every process; the rank decides.
+    images.NUM_THREADS = 1  # There are several workers instead.
+    keep_freed_memory()  # Decoded images are large, and come and go.
 
     def end_with_the_rank() -> None:
         lifeline.poll(None)
