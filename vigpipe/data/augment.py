@@ -49,12 +49,8 @@ class Augmentation:
 class TimmAugment:
     """Applies an Augmentation to the images of one source.
 
-    Args:
-        augmentation: what to apply.
-        size: (H, W) of the results in pixels.
-        mean: mean of the pixels, which lie in 0 ... 1; fills areas that a moved image leaves empty.
-        channels: 3 for colour, 1 for grey.
-        flip: mirror images at random; set if a mirrored image still belongs to its class.
+    The results have the size (H, W). The mean of the pixels, which lie in 0 ... 1, fills areas that
+    a moved image leaves empty.
 
     Raises:
         InputError: timm does not know the auto_augment.
@@ -107,11 +103,7 @@ class TimmAugment:
     def __call__(
         self, images: Iterable[Picture], seeds: Sequence[int]
     ) -> tuple[list[Picture], tuple[Erasure, ...]]:
-        """Augment images.
-
-        Args:
-            images: b images, of whatever size.
-            seeds: b seeds from `transforms.image_seed`.
+        """Augment b images of whatever size, with b seeds from `transforms.image_seed`.
 
         Returns:
             b images of H × W pixels, and the boxes to erase once they are normalised.
@@ -151,21 +143,15 @@ class TimmAugment:
 
 
 class _Canvas:
-    """Stands in for a normalised image, and notes what timm's RandomErasing writes into it.
-
-    Args:
-        index: of the image in its batch.
-        shape: (C, H, W).
-    """
+    """Stands in for a normalised image, and notes what timm's RandomErasing writes into it."""
 
     dtype = torch.float32
 
-    def __init__(self, index: int, shape: tuple[int, int, int]) -> None:
+    def __init__(self, index: int, shape: tuple[int, int, int]) -> None:  # (C, H, W)
         self._index, self._shape = index, shape
         self.erasures: list[Erasure] = []
 
     def size(self) -> tuple[int, int, int]:
-        """Return (C, H, W)."""
         return self._shape
 
     def __setitem__(self, box: tuple[slice, slice, slice], noise: torch.Tensor) -> None:

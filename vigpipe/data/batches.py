@@ -55,25 +55,21 @@ class Share:
     def sizes(self, num_samples: int) -> tuple[int, ...]:
         """Number of samples in each of this replica's micro-batches, without padding.
 
-        Args:
-            num_samples: samples of the step over all replicas, at most B.
+        The step has `num_samples` over all replicas, at most B.
         """
-        smallest, larger = divmod(num_samples, self.num_microbatches * self.num_replicas)
+        smallest, num_larger = divmod(num_samples, self.num_microbatches * self.num_replicas)
         first = self.replica_index * self.num_microbatches
-        return tuple(smallest + (first + i < larger) for i in range(self.num_microbatches))
+        return tuple(smallest + (first + i < num_larger) for i in range(self.num_microbatches))
 
     def positions(self, num_samples: int) -> Tensor:
         """Positions of this replica's samples in the global batch, PADDING where there is none.
 
-        Args:
-            num_samples: samples of the step over all replicas, at most B.
-
         Returns:
             (M * microbatch_size,) int64.
         """
-        smallest, larger = divmod(num_samples, self.num_microbatches * self.num_replicas)
+        smallest, num_larger = divmod(num_samples, self.num_microbatches * self.num_replicas)
         first = self.replica_index * self.num_microbatches
-        start = first * smallest + min(first, larger)
+        start = first * smallest + min(first, num_larger)
         positions = torch.full((self.num_microbatches, self.microbatch_size), PADDING)
         for microbatch, size in zip(positions, self.sizes(num_samples), strict=True):
             microbatch[:size] = torch.arange(start, start + size)
@@ -90,11 +86,7 @@ def repeated(order: np.ndarray, batch_size: int, times: int) -> tuple[np.ndarray
 
         [a b c a b c] [d e d e]      copies: [0 0 0 1 1 1] [0 0 1 1]
 
-    Args:
-        order: order of an epoch from `epoch_order`, (n,). The result has the same length, so the
-            last images are not visited.
-        batch_size: B, samples of a full step over all replicas.
-        times: how often an image is visited in a batch.
+    The result is as long as the order of the epoch, (n,), so the last images are not visited.
 
     Returns:
         The indices of the visited images, (n,), and for each visit how many visits of that image
@@ -129,7 +121,7 @@ class Visits(NamedTuple):
     copies: np.ndarray | None = None
 
     def at(self, positions: np.ndarray) -> "Visits":
-        """Return those at some positions of the step, (m,) int64."""
+        """Return the visits at some positions of the step, (m,) int64."""
         copies = None if self.copies is None else self.copies[positions]
         return Visits(self.indices[positions], self.epoch, copies)
 
@@ -137,33 +129,26 @@ class Visits(NamedTuple):
 class TrainingOrder:
     """Which images each training step visits; an epoch visits every image once, in a new order.
 
-    Args:
-        num_samples: n, images of the split.
-        batch_size: B, samples of a full step over all replicas.
-        seed: seed of the run.
-        times: how often a step visits an image, see `repeated`.
+    With `times` above 1, a step visits fewer images, each so many times (`repeated`).
     """
 
     def __init__(self, num_samples: int, batch_size: int, seed: int, times: int = 1) -> None:
         self._num_samples, self._batch_size = num_samples, batch_size
         self._seed, self._times = seed, times
         self._steps_per_epoch = num_steps(num_samples, batch_size)
-        self._epoch = 0
-        self._order, self._copies = np.empty(0, dtype=np.int64), None  # of that epoch
+        # The epoch that was asked for last, and its order.
+        self._epoch, self._order, self._copies = 0, np.empty(0, dtype=np.int64), None
 
     def __call__(self, step: int) -> Visits:
-        """Return what a step visits.
-
-        Args:
-            step: index of the step in the run, from 0.
-        """
-        epoch, of_epoch = step // self._steps_per_epoch + 1, step % self._steps_per_epoch
+        """Return what a step of the run, counted from 0, visits."""
+        num_before, step_of_epoch = divmod(step, self._steps_per_epoch)
+        epoch = num_before + 1
         if epoch != self._epoch:
             order, self._copies = epoch_order(self._seed, epoch, self._num_samples), None
             if self._times > 1:
                 order, self._copies = repeated(order, self._batch_size, self._times)
             self._epoch, self._order = epoch, order
-        visited = slice(of_epoch * self._batch_size, (of_epoch + 1) * self._batch_size)
+        visited = slice(step_of_epoch * self._batch_size, (step_of_epoch + 1) * self._batch_size)
         copies = None if self._copies is None else self._copies[visited]
         return Visits(self._order[visited], epoch, copies)
 

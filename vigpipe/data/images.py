@@ -21,8 +21,8 @@ EXTENSIONS = (
 # Pillow goes by a file's content, not its name, and by default it also tries formats for which it
 # starts programs (EPS).
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-LARGEST_BYTES = 1 << 29  # of a file: Pillow's MAX_IMAGE_PIXELS with 16 bits for R, G and B each
-LARGEST_RATIO = 256  # of the sides, because resizing the shorter one enlarges the longer one too
+LARGEST_BYTES = 1 << 29  # Pillow's MAX_IMAGE_PIXELS with 16 bits for R, G and B each
+LARGEST_RATIO = 256  # Resizing the shorter side of an image enlarges the longer one too.
 # Pillow only warns of a decompression bomb, up to twice MAX_IMAGE_PIXELS.
 warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
 _NUM_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -44,14 +44,10 @@ def read_image(path: Path) -> Image.Image:
 
 
 def decode(content: bytes, name: str) -> Image.Image:
-    """Decode one image, the first frame of an animation, to RGB, as `to_rgb` does.
-
-    Args:
-        content: the bytes of an image file.
-        name: what the message of an error begins with.
+    """Decode the bytes of an image file, the first frame of an animation, to RGB, as `to_rgb` does.
 
     Raises:
-        InputError: the bytes cannot be decoded.
+        InputError: the bytes cannot be decoded; the message begins with the name.
     """
     try:
         return to_rgb(_opened(content))
@@ -67,10 +63,6 @@ def find_bad_images(load: Callable[[Item], object], items: Sequence[Item]) -> di
 
     The result is in the order of the items, so ranks may share the work (`items[rank::world_size]`)
     and merge their results.
-
-    Args:
-        load: decodes an image, such as `read_image`.
-        items: what to call it with.
     """
 
     def reason_if_bad(item: Item) -> str | None:
@@ -149,7 +141,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _bad_image(name: str, error: Exception) -> Exception:
-    """Turn an exception of Pillow, of whatever type, into an InputError that names the image."""
+    """Turn an exception of Pillow into an InputError, unless the image is not to blame."""
     if isinstance(error, MemoryError) or getattr(error, "errno", None) in NOT_THE_FILES_FAULT:
         return error
     return InputError(

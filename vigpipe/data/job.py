@@ -39,17 +39,12 @@ from vigpipe.parallel.shards import Shards
 
 @dataclass(frozen=True)
 class ImageJob:
-    """Labelled images, and the model that is trained on them.
-
-    Attributes:
-        config: all options, with the defaults of the model filled in.
-        source: the images and their labels.
-    """
+    """Labelled images, and the model that is trained on them; see `vigpipe.job.job.Job`."""
 
     unit: ClassVar[str] = "images"
     merges_whole: ClassVar[bool] = True
 
-    config: TrainConfig
+    config: TrainConfig  # with the defaults of the model filled in
     source: Source
 
     @property
@@ -168,10 +163,10 @@ class ImageJob:
         step, replica = divmod(item, layout.num_replicas)
         batch_size = self.batch_size(layout)
         before = step % self.steps_per_epoch(layout) * batch_size
-        of_all = min(batch_size, len(self.source.train) - before)
+        num_samples = min(batch_size, len(self.source.train) - before)
         first = replica - layout.team_of(replica)[1]
         shares = [self.share(layout, i) for i in range(first, first + layout.team_size)]
-        samples, full = (sum(sum(s.sizes(n)) for s in shares) for n in (of_all, batch_size))
+        samples, full = (sum(sum(s.sizes(n)) for s in shares) for n in (num_samples, batch_size))
         return Fill(samples, full)
 
     def fill_of_test(self, layout: Layout, num_pipelines: int, num_samples: int) -> Fill:
@@ -310,11 +305,9 @@ class ImageJob:
 
 
 def open_images(config: TrainConfig, bad_images: frozenset[ImageId] = frozenset()) -> ImageJob:
-    """Open the images that the options name.
+    """Open the images that the options name, but for the bad ones.
 
-    Args:
-        config: all options, with the defaults of the model filled in.
-        bad_images: images to leave out.
+    The defaults of the model are filled in already.
 
     Raises:
         InputError: there are no such images, or they do not fit the options.

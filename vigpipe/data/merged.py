@@ -13,13 +13,7 @@ from vigpipe.parallel.schedule import Pipeline
 
 
 class MergedImageModel:
-    """A rank's stages of the wide model; see `vigpipe.job.job.Merged`.
-
-    Args:
-        stages: these, whose tensors have no values yet.
-        share: what the rank has of them.
-        pipeline: runs them.
-    """
+    """A rank's stages of the wide model, whose tensors have no values yet; see `job.job.Merged`."""
 
     def __init__(self, stages: Sequence[StagedModel], share: WideShare, pipeline: Pipeline) -> None:
         self._share, self._pipeline = share, pipeline
@@ -30,7 +24,7 @@ class MergedImageModel:
 
     @torch.no_grad()
     def take_over(self) -> None:
-        """Take over what all ranks store."""
+        """Fill the stages' tensors with what all ranks store."""
         slicing, columns = self._share.slicing, self._share.columns
         for name, tensor in self._state.items():
             dim = slicing.owned(name)
@@ -50,14 +44,14 @@ class MergedImageModel:
     def estimate_statistics(
         self, read: Callable[[int], ReplicaBatch], items: Sequence[int]
     ) -> None:
-        """Let BatchNorm's running statistics be those of some batches, which the replicas share."""
+        """Set BatchNorm's running statistics to those of some batches, which the replicas share."""
         slicing, columns = self._share.slicing, self._share.columns
         found: list[Tensor] = []
         for first in range(0, len(items), columns.size):
             number = first + columns.place
             if number < len(items):
                 self._pipeline.forward_only(read(items[number]))
-            found.append(self._statistics.take())  # zeros where there is nothing to count
+            found.append(self._statistics.take())  # Zeros, if this rank had no batch.
         own = torch.cat(found)
         moments = [columns.from_(rank, own) for rank in range(columns.size)]
         self._statistics.update(torch.cat(moments), momentum=1.0)
@@ -67,5 +61,5 @@ class MergedImageModel:
                 self._share.whole[name].copy_(tensor)
             else:
                 entries = slicing.owned_entries(name, columns.size, columns.place)
-                part = tensor.index_select(dim, entries.to(tensor.device))
-                self._share.owned[name].copy_(part)
+                owned = tensor.index_select(dim, entries.to(tensor.device))
+                self._share.owned[name].copy_(owned)

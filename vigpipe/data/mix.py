@@ -54,12 +54,7 @@ class Mix:
     seed: int
 
     def draw(self, step: int, microbatch: int) -> Mixture:
-        """Decide how one micro-batch is mixed.
-
-        Args:
-            step: index of the optimizer step.
-            microbatch: index of the micro-batch among all D x M of the step.
-        """
+        """Decide how a micro-batch, counted among all D x M of the step, is mixed."""
         if self.mixup == self.cutmix == 0:
             return Mixture(1.0)
         generator = np.random.default_rng([self.seed, step, microbatch, _STREAM])
@@ -77,12 +72,7 @@ class Mix:
         return Mixture(share, (top, bottom, left, right))
 
     def images(self, images: Tensor, mixture: Mixture) -> None:
-        """Mix the images of one micro-batch in place.
-
-        Args:
-            images: (b, C, H, W), without padding.
-            mixture: from `draw`.
-        """
+        """Mix the images of one micro-batch, (b, C, H, W) without padding, in place."""
         if mixture.box is not None:
             top, bottom, left, right = mixture.box
             box = images[..., top:bottom, left:right]
@@ -97,7 +87,7 @@ class Mix:
         Args:
             labels: (b,) int64, without padding.
             mixture: from `draw`.
-            dtype: type of the probabilities.
+            dtype: of the probabilities.
 
         Returns:
             (b, num_classes).

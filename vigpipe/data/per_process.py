@@ -10,10 +10,8 @@ Opened = TypeVar("Opened")
 class PerProcess(Generic[Opened]):
     """Opens something when it is first asked for, and keeps it in this process.
 
-    A pickle holds only how to open it. Threads may ask at the same time; it is opened once.
-
-    Args:
-        open_: opens it; a function of a module, or a partial of one, so that it can be pickled.
+    A pickle holds only `open_`, which is a function of a module, or a partial of one. Threads may
+    ask at the same time; it is opened once.
     """
 
     def __init__(self, open_: Callable[[], Opened]) -> None:

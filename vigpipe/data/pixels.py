@@ -46,16 +46,11 @@ class Pixels(NamedTuple):
 class Normalise:
     """Makes of pixels what a model takes, on the device of the model.
 
-    A pixel has 256 values, so a table says what each becomes. The CPU computes it, and every device
-    gets the same bits.
+    The pixel value `white` becomes 1.0; then the mean is subtracted, and the result divided by the
+    standard deviation. A pixel has 256 values, so a table says what each becomes. The CPU computes
+    it, and every device gets the same bits.
 
-    Args:
-        white: the pixel value that becomes 1.0.
-        mean: mean that is subtracted afterwards.
-        std: standard deviation that is divided by afterwards.
-        dtype: of the result.
-        device: of the result.
-        send: copies a tensor of the host to the device; None if they are the same.
+    `send` copies a tensor of the host to the device; it is None if they are the same.
     """
 
     def __init__(
@@ -89,11 +84,11 @@ class Normalise:
         out = torch.empty((num_images, *shape), dtype=self._table.dtype, device=self._device)
         start = 0
         for images, erasures in parts:
-            of_part = out[start : start + len(images)]
-            self._look_up(images, of_part)
+            normalised = out[start : start + len(images)]
+            self._look_up(images, normalised)
             for i, top, left, noise in erasures:
                 _, height, width = noise.shape
-                box = of_part[i, :, top : top + height, left : left + width]
+                box = normalised[i, :, top : top + height, left : left + width]
                 box.copy_(self._sent(torch.from_numpy(noise)))
             start += len(images)
         return out

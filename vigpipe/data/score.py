@@ -34,11 +34,7 @@ class ImageScore(Score):
 
 
 class ImageTally:
-    """Adds up loss, hits and number of images.
-
-    Args:
-        splits: the split that is scored, a single one.
-        device: where the logits are.
+    """Adds up what the score of a single split is made of.
 
     Attributes:
         sums: (4,) float64: loss, hits of the most likely class and of the five, images.

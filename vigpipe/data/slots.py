@@ -18,11 +18,7 @@ class Slots:
 
     The memory is all there from the beginning: a worker that writes into it cannot find that there
     is none left. It does not count against the size of /dev/shm, which containers keep small, and
-    is gone with the last process that uses it.
-
-    Args:
-        num_slots: number of slots.
-        shape: shape of the uint8 tensor that fills a slot.
+    is gone with the last process that uses it. A uint8 tensor of the shape fills a slot.
 
     Raises:
         InputError: the host has not so much memory.
@@ -32,7 +28,7 @@ class Slots:
         self._shape = (num_slots, *shape)
         self._num_bytes = math.prod(self._shape)
         all_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if self._num_bytes > all_bytes:  # the system would try, and run out of memory
+        if self._num_bytes > all_bytes:  # The system would try, and run out of memory.
             raise InputError(
                 f"--workers: they would share {self._num_bytes / 2**20:,.0f} MiB with their rank, "
                 f"and this host has {all_bytes / 2**20:,.0f} MiB; choose fewer workers, or a "

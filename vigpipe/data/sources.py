@@ -37,8 +37,8 @@ class Source:
         train: the train images, without those of `validation`.
         test: the test images.
         num_bad_images: number of unreadable images that were left out of both splits together.
-        stored: the images that were not left out, as they are stored; None for images that do not
-            come from `open_source`. The validation images are among its train images.
+        stored: the images that were not left out, as they are stored, those of `validation` among
+            the train images; None for images that do not come from `open_source`.
         validation: train images that are held out of training; None if there are none.
     """
 
@@ -125,9 +125,6 @@ def open_source(
             as test images.
         num_fake_classes: number of classes of `fake`.
 
-    Returns:
-        The images of all splits with their labels.
-
     Raises:
         InputError: there is no such source, its content is not as expected, or no image can be held
             out.
@@ -207,15 +204,8 @@ def _digits() -> Stored:
 
 
 def _read_digits() -> np.ndarray:
-    """Read the file behind scikit-learn's load_digits; importing that function takes seconds.
-
-    Returns:
-        (1797, 65) int64: the greys of each image row by row, then its label.
-
-    Raises:
-        InputError: scikit-learn is missing, or keeps the file elsewhere.
-    """
-    package = find_spec("sklearn")  # finds the folder without importing the package
+    """Read the file behind scikit-learn's load_digits; importing that function takes seconds."""
+    package = find_spec("sklearn")  # This does not import the package.
     init = Path((package and package.origin) or "sklearn/__init__.py")
     path = init.parent / "datasets" / "data" / "digits.csv.gz"
     try:
@@ -229,7 +219,7 @@ def _read_digits() -> np.ndarray:
 
 
 def _cifar10(folder: Path, download: bool) -> Stored:
-    from torchvision.datasets import CIFAR10  # seconds to import
+    from torchvision.datasets import CIFAR10  # Importing it takes seconds.
 
     try:
         train = CIFAR10(folder, train=True, download=download)
@@ -271,7 +261,7 @@ def _fake(num_images: int, num_classes: int, size: tuple[int, int], seed: int) -
 
 @dataclass(frozen=True)
 class _Noise:
-    """Generates the noise image of an index."""
+    """Loads images of noise, which depend on the name and the index."""
 
     name: str
     size: tuple[int, int]
@@ -284,7 +274,6 @@ class _Noise:
         return noise[:num_bytes].reshape(shape)
 
     def name_of(self, index: int) -> str:
-        """Name an image."""
         return f"{self.name} {index}"
 
 

@@ -19,9 +19,8 @@ from vigpipe.data.pixels import Normalise, Pixels
 from vigpipe.data.stored import Look, StoredImages
 from vigpipe.errors import InputError
 
-CACHE_BYTES = (
-    256 * 2**20
-)  # per split and process: enough for CIFAR-10 as a folder of files, not for ImageNet
+# Bytes per split and process: enough for CIFAR-10 as a folder of files, not for ImageNet.
+CACHE_BYTES = 256 * 2**20
 # Reading with threads pays off for images above this size. Of 32×32 files, one thread reads 6,800
 # per second, two threads 4,500.
 THREADS_PAY_BYTES = 64 * 64 * 3
@@ -69,7 +68,7 @@ class Split(Protocol):
         device: torch.device | None = None,
         send: Callable[[Tensor], Tensor] | None = None,
     ) -> Normalise:
-        """Return what makes of the result of `decode` what a model takes, by default on the CPU."""
+        """Return what normalises the result of `decode` for a model, by default on the CPU."""
         ...
 
     def read(
@@ -115,10 +114,7 @@ class Preparation:
 class ImageSplit:
     """A Split that loads its images one by one, as uint8 pixels of any size.
 
-    Args:
-        images: what is loaded.
-        look: what their pixels are.
-        preparation: how images are prepared; its `augment` applies to this split.
+    The `augment` of the preparation applies to this split.
     """
 
     def __init__(self, images: StoredImages, look: Look, preparation: Preparation) -> None:
@@ -129,7 +125,7 @@ class ImageSplit:
         self._size = size = preparation.image_size
         self._cache: dict[int, np.ndarray] = {}
         self._cache_bytes = CACHE_BYTES if look.is_encoded else 0
-        self._largest_bytes = math.prod(size) * look.channels  # largest loaded image so far
+        self._largest_bytes = math.prod(size) * look.channels  # size of the largest image so far
         augment = preparation.augment
         self._timm = (
             TimmAugment(augment, size, preparation.mean, look.channels, look.flip)
@@ -159,18 +155,7 @@ class ImageSplit:
         copies: Sequence[int] | None = None,
         out: Tensor | None = None,
     ) -> Pixels:
-        """Read images, up to what a device does with their pixels, as `Split.decode` describes.
-
-        Args:
-            indices: b indices in 0 … n−1.
-            epoch: index of the epoch, from 0.
-            copies: b numbers that distinguish the visits of an image in one epoch; by default 0.
-            out: where to write the images, (b, C, H, W) uint8; by default new memory.
-
-        Raises:
-            InputError: an image cannot be read or has another size; the message gives its path.
-            IndexError: an index is out of range.
-        """
+        """Read images, up to what a device does with their pixels; see `Split.decode`."""
         indices = [int(i) for i in indices]
         for index in indices:
             if not 0 <= index < len(self):
@@ -192,8 +177,8 @@ class ImageSplit:
         if out is None:
             shape = (len(indices), self._look.channels, *self._size)
             out = torch.empty(shape, dtype=torch.uint8)
-        for place, picture in zip(out.numpy(), pictures, strict=True):
-            write_channels(picture, place)
+        for pixels, picture in zip(out.numpy(), pictures, strict=True):
+            write_channels(picture, pixels)
         return Pixels(out, erasures)
 
     def normaliser(
@@ -202,18 +187,14 @@ class ImageSplit:
         device: torch.device | None = None,
         send: Callable[[Tensor], Tensor] | None = None,
     ) -> Normalise:
-        """Return what makes of the result of `decode` what a model takes, by default on the CPU."""
+        """Return what normalises the result of `decode`; see `Split.normaliser`."""
         mean, std = self._preparation.mean, self._preparation.std
         return Normalise(self._look.white, mean, std, dtype, device, send)
 
     def read(
         self, indices: Sequence[int], epoch: int = 0, copies: Sequence[int] | None = None
     ) -> Tensor:
-        """Read images, ready for the model: `decode` and normalise, on the CPU.
-
-        Returns:
-            (b, C, H, W) float32.
-        """
+        """Read images, ready for the model; see `Split.read`."""
         pixels = self.decode(indices, epoch, copies)
         return self.normaliser()([pixels], len(pixels.images), pixels.images.shape[1:])
 

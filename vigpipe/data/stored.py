@@ -32,14 +32,9 @@ class Load(Protocol):
 
 @dataclass(frozen=True)
 class StoredImages:
-    """The train or the test images of a data set.
+    """The train or the test images of a data set."""
 
-    Attributes:
-        labels: (n,) int64.
-        load: reads them.
-    """
-
-    labels: np.ndarray
+    labels: np.ndarray  # (n,) int64
     load: Load
 
     def take(self, indices: np.ndarray) -> "StoredImages":
@@ -81,16 +76,9 @@ class Look:
 
 @dataclass(frozen=True)
 class Stored:
-    """A data set of labelled images in two splits.
+    """A data set of labelled images in two splits."""
 
-    Attributes:
-        class_names: name of each class, by label.
-        train: the train images.
-        test: the test images.
-        look: what their pixels are.
-    """
-
-    class_names: tuple[str, ...]
+    class_names: tuple[str, ...]  # by label
     train: StoredImages
     test: StoredImages
     look: Look = Look()
@@ -110,23 +98,15 @@ class Stored:
         return [(name, i) for name, images in self.splits.items() for i in range(len(images))]
 
     def of_one_size(self, size: tuple[int, int], example: str) -> "Stored":
-        """Require that all images have the size of a given one.
-
-        Args:
-            size: (H, W) in pixels.
-            example: name of the image that has this size.
-        """
+        """Refuse, on loading, images that have not the size (H, W) of the example."""
 
         def checked(images: StoredImages) -> StoredImages:
-            return StoredImages(images.labels, _OfOneSize(images.load, size, example))
+            return StoredImages(images.labels, _SizeChecked(images.load, size, example))
 
         return replace(self, train=checked(self.train), test=checked(self.test))
 
     def without(self, bad: Collection["ImageId"]) -> "Stored":
         """Leave out unreadable images.
-
-        Args:
-            bad: the split and the index of each.
 
         Raises:
             InputError: a class has no other images.
@@ -136,11 +116,11 @@ class Stored:
             is_bad = np.zeros(len(images.labels), dtype=bool)
             is_bad[[index for split, index in bad if split == split_name]] = True
             for label in np.unique(images.labels[is_bad]):
-                of_class = images.labels == label
-                if is_bad[of_class].all():
-                    first = images.load.name_of(int(of_class.argmax()))
+                in_class = images.labels == label
+                if is_bad[in_class].all():
+                    first = images.load.name_of(int(in_class.argmax()))
                     raise InputError(
-                        f"{first}: is unreadable, as are all {of_class.sum()} {split_name} images "
+                        f"{first}: is unreadable, as are all {in_class.sum()} {split_name} images "
                         f"of class {self.class_names[label]!r}; repair or remove them"
                     )
             kept[split_name] = images.take(np.flatnonzero(~is_bad)) if is_bad.any() else images
@@ -151,7 +131,7 @@ ImageId = tuple[str, int]  # the split, train or test, and the index in it
 
 
 @dataclass(frozen=True)
-class _OfOneSize:
+class _SizeChecked:
     load: Load
     size: tuple[int, int]
     example: str
@@ -172,12 +152,7 @@ class _OfOneSize:
 
 @dataclass(frozen=True)
 class InMemory:
-    """Images that are in memory.
-
-    Attributes:
-        pictures: n images, such as an array, (n, h, w, C) uint8.
-        name: of the data set.
-    """
+    """Images that are in memory, such as an array, (n, h, w, C) uint8."""
 
     pictures: Sequence[Picture] | np.ndarray
     name: str

@@ -1,10 +1,10 @@
-"""Several ranks share every image: nodes for what takes a node alone, channels for neighbours.
+"""Several ranks share every image: by rows of nodes, or by channels where neighbours are reduced.
 
-Each rank has some rows of the grid of nodes. What is reduced over neighbours takes each channel
-alone, so for this a rank has some channels of all nodes; `vigpipe.parallel.switch` is the way
-between the two. Of kNN's distances a rank makes those of its own nodes to all candidates, from
-features that all send to all, or, where there are fewer candidates than channels, from sums over
-the channels of all ranks. Either way every rank gets the graph of all nodes.
+Each rank has some rows of the grid of nodes. A reduction over neighbours treats every channel on
+its own, so for this a rank has some channels of all nodes; `vigpipe.parallel.switch` leads from one
+to the other. For kNN, a rank computes the distances from its own nodes to all candidates: from
+features that all ranks send to each other or, where candidates are no more than channels, from sums
+over the channels of all ranks. Either way every rank gets the graph of all nodes.
 """
 
 from math import ceil, prod
@@ -22,15 +22,11 @@ from vigpipe.parallel.shards import Gifts, Shards, copies_of
 from vigpipe.parallel.switch import all_rows, cut, to_columns, to_rows, total
 
 KNN, INDICES, ROWS, MEANS = "knn", "indices", "rows", "means"  # what is sent
-MOST_DISTANCES = 1 << 24  # parts of distances that a rank makes at a time
+MOST_DISTANCES = 1 << 24  # A rank computes no more partial distances at a time.
 
 
 class SplitTokens:
-    """The rows that a rank has of every image; see `vigpipe.model.tokens.Tokens`.
-
-    Args:
-        shards: the ranks that share the images.
-    """
+    """The rows that a rank has of every image; see `vigpipe.model.tokens.Tokens`."""
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
@@ -66,19 +62,17 @@ class SplitTokens:
 
 
 class SplitNodes:
-    """The nodes of a grid; see `vigpipe.model.tokens.SharedNodes`.
+    """The nodes of all ranks' grid; see `vigpipe.model.tokens.SharedNodes`.
 
-    Args:
-        shards: the ranks that share the images.
-        grid: height and width in nodes, of all ranks.
-        reduction: r; candidates are averages of r x r nodes.
+    With a reduction of r, candidates are averages of r x r nodes.
     """
 
     def __init__(self, shards: Shards, grid: Grid, reduction: int) -> None:
         self._shards, self._grid, self._reduction = shards, grid, reduction
         width = grid[1]
         rows = shards.slices(grid[0])
-        self._owned = [slice(of.start * width, of.stop * width) for of in rows]
+        # The nodes of every rank, and those of this one.
+        self._owned = [slice(owned.start * width, owned.stop * width) for owned in rows]
         self._own = self._owned[shards.place]
         self._num_candidates = prod(pooled_grid(grid, reduction))
 
@@ -148,12 +142,12 @@ class SplitNodes:
     def _nearest_by_channels(self, x: Tensor, num: int, bias: Tensor | None) -> Tensor:
         """Index the nearest candidates of the rank's nodes, from sums over all ranks' channels.
 
-        Parts of the distances from some nodes of every rank go to that rank at a time, so that
-        nobody has N x M numbers at once.
+        At a time, partial distances from some nodes of every rank go to that rank, so that nobody
+        has N x M numbers at once.
 
         Args:
             x: features of the rank's nodes, (B, n_k, C).
-            num: how many of them.
+            num: candidates for each node.
             bias: added to squared distances, (1, n_k, M).
 
         Returns:
@@ -162,14 +156,15 @@ class SplitNodes:
         shards = self._shards
         columns = self._to_columns(x if x.dtype == torch.float64 else x.float())
         candidates = self._pooled(columns)
-        lengths = [of.square().sum(2) for of in (columns, candidates)]  # (B, N), (B, M)
+        lengths = [vectors.square().sum(2) for vectors in (columns, candidates)]  # (B, N), (B, M)
         lengths = shards.total(torch.cat(lengths, 1), KNN).sqrt().unsqueeze(2)
         sizes = [columns.shape[1], candidates.shape[1]]
-        of_nodes, of_candidates = lengths.split(sizes, 1)
-        nodes, _ = unit_length(columns, of_nodes)
-        others, is_finite = unit_length(candidates, of_candidates)
+        node_lengths, candidate_lengths = lengths.split(sizes, 1)
+        nodes, _ = unit_length(columns, node_lengths)
+        others, is_finite = unit_length(candidates, candidate_lengths)
         others = others.transpose(1, 2)
-        squares, _ = unit_length(of_candidates, of_candidates)  # 1, but for very short ones
+        # The squared length of a unit vector is 1, but for very short ones.
+        squares, _ = unit_length(candidate_lengths, candidate_lengths)
         squares = squares.squeeze(2).square().masked_fill(~is_finite, torch.inf).unsqueeze(1)
 
         found: list[Tensor] = []
@@ -178,9 +173,8 @@ class SplitNodes:
             mine = pieces[shards.place]
             shapes = [(shards.size, len(x), piece.stop - piece.start, sizes[1]) for piece in pieces]
             products = [(nodes[:, piece] @ others).unsqueeze(0) for piece in pieces]
-            fill, places = copies_of(products.__getitem__), _place_of
-            parts = shards.exchange(Gifts(fill, shapes, places, nodes), KNN)
-            nearness = 2 * parts.sum(0) - squares
+            gifts = Gifts(copies_of(products.__getitem__), shapes, _place_of, nodes)
+            nearness = 2 * shards.exchange(gifts, KNN).sum(0) - squares
             if bias is not None:
                 nearness = nearness - bias[:, mine.start - first : mine.stop - first]
             found.append(nearest(nearness, num))
@@ -191,10 +185,10 @@ class SplitNodes:
 
         All ranks take part in the exchange of each piece, so one with fewer nodes has empty pieces.
         """
-        most = max(of.stop - of.start for of in self._owned)
-        numbers = self._shards.size * num_images * most * self._num_candidates
-        count = min(most, ceil(numbers / MOST_DISTANCES))
-        by_rank = [cut(of_rank, count) for of_rank in self._owned]
+        most = max(owned.stop - owned.start for owned in self._owned)
+        num_distances = self._shards.size * num_images * most * self._num_candidates
+        num_pieces = min(most, ceil(num_distances / MOST_DISTANCES))
+        by_rank = [cut(owned, num_pieces) for owned in self._owned]
         return [list(pieces) for pieces in zip(*by_rank, strict=True)]
 
 

@@ -20,16 +20,10 @@ CROP_TRIES = 10
 
 
 def image_seed(seed: int, epoch: int, index: int, copy: int = 0) -> int:
-    """Hash the arguments to the seed of one image in one epoch.
+    """Hash the arguments to the seed of one image in one epoch, an integer of 64 bits.
 
-    Args:
-        seed: seed of the run.
-        epoch: index of the epoch.
-        index: index of the image.
-        copy: distinguishes the visits of an image in one batch.
-
-    Returns:
-        An integer of 64 bits; seeds of neighbouring indices or epochs are unrelated.
+    Seeds of neighbouring indices or epochs are unrelated. `copy` distinguishes the visits of an
+    image in one batch.
     """
     text = f"{seed} {epoch} {index}" + (f" {copy}" if copy else "")
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
@@ -41,15 +35,9 @@ def crop_scale(size: tuple[int, int]) -> tuple[float, float]:
 
 
 def centre_crop(picture: Picture, size: tuple[int, int], crop_pct: float = 1.0) -> Picture:
-    """Resize (bicubic, antialiased) so that the image covers a size, then crop the centre.
+    """Resize (bicubic, antialiased) so that the image covers a size (H, W), then crop the centre.
 
-    Args:
-        picture: of whatever size.
-        size: (H, W) of the result in pixels.
-        crop_pct: fraction that is kept of the side that is shorter relative to `size`.
-
-    Returns:
-        Of H × W pixels.
+    The fraction `crop_pct` is kept of the side that is shorter relative to the size.
     """
     height, width = size_of(picture)
     if (height, width) == size and crop_pct == 1.0:
@@ -69,18 +57,10 @@ def centre_crop(picture: Picture, size: tuple[int, int], crop_pct: float = 1.0) 
 def random_crop(
     picture: Picture, size: tuple[int, int], generator: random.Random, flip: bool
 ) -> Image.Image:
-    """Crop a random box, resize it (bicubic, antialiased), and mirror every second image.
+    """Crop a random box, resize it (bicubic, antialiased) to (H, W), and perhaps mirror it.
 
-    Random resized crop: Szegedy et al. 2015 (arXiv:1409.4842), as timm draws it.
-
-    Args:
-        picture: of whatever size.
-        size: (H, W) of the result in pixels.
-        generator: random generator seeded by `image_seed`.
-        flip: mirror every second image at random; set if that keeps its class.
-
-    Returns:
-        Of H × W pixels.
+    Random resized crop: Szegedy et al. 2015 (arXiv:1409.4842), as timm draws it. With `flip`, every
+    second image is mirrored at random; the generator is seeded by `image_seed`.
     """
     top, left, height, width = random_box(*size_of(picture), crop_scale(size), generator)
     image = to_pil(picture).crop((left, top, left + width, top + height))
@@ -95,13 +75,8 @@ def random_box(
     """Draw a box of random area and ratio.
 
     If CROP_TRIES boxes in a row do not fit into the image, the result is the largest centred box
-    whose ratio of width to height is within CROP_RATIO.
-
-    Args:
-        height: height of the image in pixels.
-        width: width of the image in pixels.
-        scale: smallest and largest fraction of the image's area.
-        generator: random generator of the image.
+    whose ratio of width to height is within CROP_RATIO. The scale is the smallest and the largest
+    fraction of the image's area.
 
     Returns:
         (top, left, height, width) of the box in pixels.

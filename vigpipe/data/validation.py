@@ -16,11 +16,6 @@ def hold_out(images: StoredImages, fraction: float, seed: int) -> tuple[StoredIm
     most n − 1: one image of it stays in training. Which images these are depends only on the seed
     and on the labels in their order, and a larger fraction draws the same images and more.
 
-    Args:
-        images: the training images.
-        fraction: share of the images of each class to hold out, more than 0 and less than 1.
-        seed: seed of the draw.
-
     Returns:
         The images that are left for training and those held out, both in their old order.
 
@@ -41,13 +36,11 @@ def hold_out(images: StoredImages, fraction: float, seed: int) -> tuple[StoredIm
 
 
 def _num_held_out(count: int, fraction: float) -> int:
-    """Return how many of the images of a class are held out."""
     # In decimals, as the user wrote it: as a binary number, 0.29 × 50 is less than 14.5.
     return min(math.floor(Fraction(str(fraction)) * count + Fraction(1, 2)), count - 1)
 
 
 def _why_nothing(fraction: float, largest: int) -> str:
-    """Say why no image is held out, given the number of images of the largest class."""
     if largest == 1:
         return (
             "no class has more than one training image, and one of each stays in training; add "
