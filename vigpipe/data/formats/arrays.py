@@ -12,25 +12,20 @@ from vigpipe.data.images import LARGEST_RATIO
 from vigpipe.data.per_process import PerProcess
 from vigpipe.errors import InputError
 
-MOST_UNPACKED = 2 << 30  # bytes of compressed arrays; each process has them in memory once unpacked
+MOST_UNPACKED = 2 << 30  # bytes of compressed arrays, which every process unpacks into its memory
 _PIECE = 1 << 20  # bytes that are unpacked at once
 
 
 @dataclass(frozen=True)
 class ArrayImages:
-    """Reads the images of an array.
+    """Reads the images of an array."""
 
-    Attributes:
-        pixels: (n, h, w) or (n, h, w, C) uint8.
-        name: of the array in messages.
-    """
-
-    pixels: PerProcess[np.ndarray]
+    pixels: PerProcess[np.ndarray]  # (n, h, w) or (n, h, w, C) uint8
     name: str
 
     def __call__(self, index: int) -> np.ndarray:
         """Return the pixels of an image, (h, w, C) uint8."""
-        image = np.array(self.pixels()[index])  # a copy, which can be written to
+        image = np.array(self.pixels()[index])  # The copy can be written to.
         return image[..., None] if image.ndim == 2 else image
 
     def name_of(self, index: int) -> str:
@@ -39,11 +34,7 @@ class ArrayImages:
 
 
 def check_sides(shape: tuple[int, ...], name: str) -> None:
-    """Check the number of images and their sides.
-
-    Args:
-        shape: of the array: (n, h, w) or (n, h, w, C).
-        name: of the array in messages.
+    """Check the number of images and their sides in the shape (n, h, w) or (n, h, w, C).
 
     Raises:
         InputError: there are no images, or these sides could not be resized in reasonable memory.
@@ -65,7 +56,7 @@ def check_sides(shape: tuple[int, ...], name: str) -> None:
 
 
 def map_pixels(path: Path, offset: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Map uncompressed pixels, uint8 in C order, from a place in a file.
+    """Map uncompressed pixels, uint8 in C order, which begin at an offset in a file.
 
     Raises:
         InputError: the file cannot be mapped, or has changed since it was looked at.

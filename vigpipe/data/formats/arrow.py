@@ -20,7 +20,7 @@ from vigpipe.data.formats.tables import (
     TEST_SPLITS,
     Columns,
     EncodedImages,
-    Part,
+    RowGroup,
     check_same,
     check_shards,
     encoded,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _SPLITS = "dataset_dict.json"
 _STATE = "state.json"
-_END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 _ADVICE = "it is damaged or not wholly downloaded: fetch the data set or save it again"
 
 
@@ -113,20 +113,20 @@ def _is_name(text: Any) -> bool:  # noqa: ANN401
 def _columns(path: Path) -> Columns:
     import pyarrow as pa
 
-    opened(path).close()  # refuses what is not a regular file
+    opened(path).close()  # This refuses what is not a regular file.
     with reading(path, _ADVICE), pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as rows:
         return find_columns(rows.schema, path)
 
 
 def _read_split(paths: Sequence[Path], columns: Columns) -> StoredImages:
-    parts, labels = [], [np.empty(0, np.int64)]
+    groups, labels = [], [np.empty(0, np.int64)]
     for path in paths:
         with reading(path, _ADVICE):
             labels.append(read_labels(_column(path, columns.label), path))
         images = PerProcess(partial(_images, path, columns.image, len(labels[-1])))
         images()
-        parts.append(Part(path, 0, len(labels[-1]), images))
-    return StoredImages(np.concatenate(labels), EncodedImages(parts))
+        groups.append(RowGroup(path, 0, len(labels[-1]), images))
+    return StoredImages(np.concatenate(labels), EncodedImages(groups))
 
 
 def _images(path: Path, column: str, num_rows: int) -> "pa.ChunkedArray":
@@ -138,23 +138,18 @@ def _images(path: Path, column: str, num_rows: int) -> "pa.ChunkedArray":
 
 
 def _column(path: Path, name: str) -> "pa.ChunkedArray":
-    """Map a column; its numbers and bytes stay in the file until they are looked at.
-
-    Raises:
-        pa.ArrowException: the file is damaged.
-        ValueError: it is cut off or compressed.
-    """
+    """Map a column; its numbers and bytes stay in the file until they are looked at."""
     import pyarrow as pa
 
-    with pa.memory_map(str(path)) as file:  # closing it keeps the map of what is in use
+    with pa.memory_map(str(path)) as file:  # Closing it keeps the map of what is in use.
         for message in pa.ipc.MessageReader.open_stream(file):
             if message.type == "dictionary":
                 raise ValueError("it has dictionaries, which save_to_disk does not write")
             if message.type == "record batch" and _is_compressed(message.metadata.to_pybytes()):
                 raise ValueError("it is compressed, which save_to_disk does not do")
         end = file.tell()
-        file.seek(max(0, end - len(_END)))
-        if file.read() != _END:
+        file.seek(max(0, end - len(_END_OF_STREAM)))
+        if file.read() != _END_OF_STREAM:
             raise ValueError("it does not end where its rows end")
         file.seek(0)
         with pa.ipc.open_stream(file) as stream:
@@ -166,27 +161,24 @@ def _column(path: Path, name: str) -> "pa.ChunkedArray":
 
 
 def _is_compressed(metadata: bytes) -> bool:
-    """Tell whether the buffers of a record batch are compressed.
+    """Tell from a message without its body whether the buffers of a record batch are compressed.
 
     Decompressing could take any amount of memory, and pyarrow cannot say beforehand whether it will
     do so. In Arrow's Message.fbs, the record batch is field 2 of a message, and its compression is
-    field 3; both are at fixed places in flatbuffers, which pyarrow has verified.
-
-    Args:
-        metadata: a message without its body.
+    field 3 of the batch; pyarrow has verified the flatbuffers.
     """
 
     def field(table: int, number: int) -> int:
-        """Return the place of a field of a table, 0 if it is not there."""
+        """Return the position of a field of a table, 0 if it is not there."""
         vtable = table - struct.unpack_from("<i", metadata, table)[0]
-        place = 4 + 2 * number
-        if place >= struct.unpack_from("<H", metadata, vtable)[0]:
+        entry = 4 + 2 * number
+        if entry >= struct.unpack_from("<H", metadata, vtable)[0]:
             return 0
-        offset = struct.unpack_from("<H", metadata, vtable + place)[0]
+        offset = struct.unpack_from("<H", metadata, vtable + entry)[0]
         return offset and table + offset
 
-    def target(place: int) -> int:
-        return place + struct.unpack_from("<I", metadata, place)[0]
+    def target(position: int) -> int:
+        return position + struct.unpack_from("<I", metadata, position)[0]
 
     batch = target(field(target(0), 2))
     return field(batch, 3) != 0

@@ -69,7 +69,7 @@ def split_folders(root: Path) -> tuple[Path, Path]:
     test = root / "test" if os.path.isdir(root / "test") else root / "val"
     for folder, names in ((train, "train/"), (test, "test/ or val/")):
         if not os.path.isdir(folder):
-            _entries(root)  # raises if root cannot be listed
+            _entries(root)  # This raises if the folder cannot be listed.
             raise InputError(
                 f"{root}: has no folder {names}; images are expected as train/<class>/<image> "
                 f"and test/<class>/<image>"
@@ -106,7 +106,7 @@ def list_classes(folder: Path) -> dict[str, list[Path]]:
             f"{folder}: has no class folders; images are expected as {folder.name}/<class>/<image>"
         )
     for name in names:
-        if not is_plain(name):  # it could not be kept with the weights, or not be printed
+        if not is_plain(name):  # It could not be kept with the weights, or not be printed.
             raise InputError(
                 f"{folder}: the class folder {escaped(name)} has control characters in its name, "
                 "or bytes that are not UTF-8; rename it"
@@ -150,18 +150,13 @@ def _above(folder: Path) -> set[tuple[int, int]]:
 
 
 def images_below(folder: Path, above: Collection[tuple[int, int]] = ()) -> list[Path]:
-    """List the images in a folder and in all folders below it.
+    """List the images in a folder and in all folders below it, sorted by name.
 
-    Args:
-        folder: where to start.
-        above: identities of folders not to enter, from `_identity`.
-
-    Returns:
-        Paths sorted by name, with each folder entered once.
+    Each folder is entered once, and those whose identities are `above` are not.
     """
     paths: list[Path] = []
     seen = set(above)
-    pending = [(folder, True)]  # recursion would fail at a depth of 1000
+    pending = [(folder, True)]  # Recursion would fail at a depth of 1000.
     while pending:
         path, is_folder = pending.pop()
         if not is_folder:

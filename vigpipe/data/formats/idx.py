@@ -32,7 +32,7 @@ from vigpipe.files.untrusted import opened
 
 _STEMS = ("train", "t10k")  # how the names of the train and of the test files begin
 _UBYTE = 8  # type of the numbers, third byte of a file; the fourth is the number of dimensions
-_IMAGES, _LABELS = ("images", 3), ("labels", 1)  # with their number of dimensions
+_IMAGES, _LABELS = ("images", 3), ("labels", 1)  # name and number of dimensions
 
 
 def holds(path: Path) -> bool:
@@ -119,9 +119,9 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
                     yield file  # pyright: ignore[reportReturnType]
             else:
                 yield plain
+        except InputError:
+            raise
         except (EOFError, ValueError, gzip.BadGzipFile, zlib.error) as error:
-            if isinstance(error, InputError):
-                raise
             raise InputError(
                 f"{path}: is damaged or not wholly downloaded ({error}); fetch it again"
             ) from error

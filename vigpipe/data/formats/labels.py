@@ -16,17 +16,12 @@ _LISTS = ("classes.txt", "classnames.txt")  # a name on each line
 def check_labels(
     train: np.ndarray, test: np.ndarray, names: Sequence[str] | None, where: str
 ) -> tuple[str, ...]:
-    """Check that labels count the classes from 0, and name the classes.
+    """Check that labels, (n,) and (m,) int64, count the classes from 0, and name the classes.
 
-    Args:
-        train: labels of the train images, (n,) int64.
-        test: labels of the test images, (m,) int64.
-        names: names of the classes by label; None if the data set has none. Classes without a name
-            are known by their train images alone, so every one of them needs some.
-        where: what the message of an error begins with.
+    Classes without a name are known by their train images alone, so every one of them needs some.
 
     Returns:
-        The names; without any, the numbers as text.
+        The names by label; if the data set has none, the numbers as text.
 
     Raises:
         InputError: there are no labels, one is not that of a class, or `check_names` refuses the

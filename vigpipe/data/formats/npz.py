@@ -92,22 +92,13 @@ def read(path: Path) -> Stored:
 
 @dataclass(frozen=True)
 class _Array:
-    """What the header of an array says.
-
-    Attributes:
-        path: the .npz file.
-        name: of the array.
-        shape: its shape.
-        dtype: type of its numbers.
-        offset: place of its first number, in the file, or if it is compressed in the array's own
-            .npy file.
-        is_packed: whether it is compressed.
-    """
+    """What the header of an array says."""
 
     path: Path
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    # Position of its first number: in the file or, if it is compressed, in its own .npy file.
     offset: int
     is_packed: bool
 

@@ -24,7 +24,7 @@ from vigpipe.data.formats.tables import (
     TEST_SPLITS,
     Columns,
     EncodedImages,
-    Part,
+    RowGroup,
     check_same,
     check_shards,
     encoded,
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 
 _SPLITS = ("train", *TEST_SPLITS)
 _NAME = re.compile(rf"({'|'.join(_SPLITS)})([-_.].*)?\.parquet", re.DOTALL)
-MOST_BYTES = 1 << 30  # of all encoded images, which a process keeps in memory once it has read them
-_MOST_ROWS = 1 << 24  # of a file; runs of equal labels take no room in it
-# What the images of a row group may take, because some programs count them after compression, and
-# what a row takes in memory besides.
+MOST_BYTES = 1 << 30  # Once a process has read the encoded images, it keeps all of them in memory.
+_MOST_ROWS = 1 << 24  # A file's size says nothing of them: runs of equal labels take no room in it.
+# Some programs count a row group's images after compression, so they may be larger than it says by
+# this ratio; and each row takes some bytes in memory besides.
 _RATIO, _ROW_BYTES = 4, 16
 _SAVE = "datasets.load_dataset('parquet', data_dir=OLD).save_to_disk(NEW)"
 _ADVICE = f"fetch it again, or save the data set in a folder that can be mapped: {_SAVE}"
@@ -92,17 +92,11 @@ def read(root: Path) -> Stored:
 
 @dataclass(frozen=True)
 class _File:
-    """What a file says at its end.
-
-    Attributes:
-        path: the file.
-        columns: the columns that are used.
-        groups: of each row group the number of rows, and of bytes before compression.
-    """
+    """What a file says at its end."""
 
     path: Path
     columns: Columns
-    groups: tuple[tuple[int, int], ...]
+    groups: tuple[tuple[int, int], ...]  # rows of each row group, and its bytes before compression
 
     @property
     def num_rows(self) -> int:
@@ -140,7 +134,7 @@ def _opened(path: Path, *, dictionary: Sequence[str] = ()) -> Iterator["pq.Parqu
     """Open a file; what is wrong with it is an InputError."""
     import pyarrow.parquet as pq
 
-    opened(path).close()  # refuses what is not a regular file
+    opened(path).close()  # This refuses what is not a regular file.
     with reading(path, _ADVICE), pq.ParquetFile(path, read_dictionary=list(dictionary)) as file:
         yield file
 
@@ -158,7 +152,7 @@ def _look_at(path: Path) -> _File:
 
 
 def _read_split(files: Sequence[_File]) -> StoredImages:
-    parts, labels = [], [np.empty(0, np.int64)]
+    groups, labels = [], [np.empty(0, np.int64)]
     for file in files:
         with _opened(file.path) as table:
             column = table.read([file.columns.label], use_threads=False).column(0)
@@ -168,9 +162,9 @@ def _read_split(files: Sequence[_File]) -> StoredImages:
         first_row = 0
         for group, (num_rows, num_bytes) in enumerate(file.groups):
             open_ = partial(_decompress, file.path, group, file.columns.image, num_rows, num_bytes)
-            parts.append(Part(file.path, first_row, num_rows, PerProcess(open_)))
+            groups.append(RowGroup(file.path, first_row, num_rows, PerProcess(open_)))
             first_row += num_rows
-    return StoredImages(np.concatenate(labels), EncodedImages(parts))
+    return StoredImages(np.concatenate(labels), EncodedImages(groups))
 
 
 def _decompress(

@@ -28,18 +28,12 @@ if TYPE_CHECKING:
 
 BYTES = "bytes"  # the field with an encoded image, beside one with its path, which is not followed
 TEST_SPLITS = ("test", "validation", "val")  # the first that is there
-_MOST_METADATA = 16 << 20  # bytes of JSON
+_MOST_JSON_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of a table are used.
-
-    Attributes:
-        image: name of the column of images.
-        label: name of the column of labels.
-        class_names: names of the classes by label; None if the table has none.
-    """
+    """The names of the columns that are used, and of the classes by label, if the table has any."""
 
     image: str
     label: str
@@ -47,15 +41,8 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Part:
-    """Rows that are opened together: those of a file, or of a row group of one.
-
-    Attributes:
-        path: the file.
-        first_row: number of the first row in the file.
-        num_rows: how many there are.
-        images: their encoded images.
-    """
+class RowGroup:
+    """Rows that are opened together: an Arrow file, or a row group of a parquet file."""
 
     path: Path
     first_row: int
@@ -65,18 +52,18 @@ class Part:
 
 @dataclass(frozen=True)
 class EncodedImages:
-    """Decodes the images of a split, whose rows are in several parts."""
+    """Decodes the images of a split."""
 
-    parts: Sequence[Part]
+    groups: Sequence[RowGroup]
 
     @cached_property
     def _ends(self) -> np.ndarray:
-        return np.cumsum([part.num_rows for part in self.parts])
+        return np.cumsum([group.num_rows for group in self.groups])
 
     def __call__(self, index: int) -> Image.Image:
         """Return an image, in RGB."""
-        part, row = self._find(index)
-        content = part.images()[row].as_py()
+        group, row = self._find(index)
+        content = group.images()[row].as_py()
         name = self.name_of(index)
         if content is None:
             raise InputError(
@@ -92,13 +79,13 @@ class EncodedImages:
 
     def name_of(self, index: int) -> str:
         """Name the file and the row of an image."""
-        part, row = self._find(index)
-        return f"{part.path}: row {part.first_row + row}"
+        group, row = self._find(index)
+        return f"{group.path}: row {group.first_row + row}"
 
-    def _find(self, index: int) -> tuple[Part, int]:
+    def _find(self, index: int) -> tuple[RowGroup, int]:
         number = int(np.searchsorted(self._ends, index, side="right"))
-        part = self.parts[number]
-        return part, index - int(self._ends[number]) + part.num_rows
+        group = self.groups[number]
+        return group, index - int(self._ends[number]) + group.num_rows
 
 
 def need_pyarrow(path: Path) -> None:
@@ -124,11 +111,7 @@ def reading(path: Path, advice: str) -> Iterator[None]:
 
 
 def check_shards(paths: Sequence[Path]) -> None:
-    """Check that no file is missing where names count them, as in train-00000-of-00002.parquet.
-
-    Raises:
-        InputError: a file is missing.
-    """
+    """Refuse missing files where names count them, as in train-00000-of-00002.parquet."""
     for path in paths:
         words = path.name.split(".")[0].replace("_", "-").split("-")
         if "of" not in words[:-1]:
@@ -194,8 +177,8 @@ def _features(schema: "pa.Schema", where: Path) -> Mapping[str, Any]:
     if text is None:
         return {}
     try:
-        if len(text) > _MOST_METADATA:
-            raise ValueError(f"it has {len(text)} bytes, expected at most {_MOST_METADATA}")
+        if len(text) > _MOST_JSON_BYTES:
+            raise ValueError(f"it has {len(text)} bytes, expected at most {_MOST_JSON_BYTES}")
         features = json.loads(text, object_pairs_hook=no_duplicates)["info"]["features"]
         if not isinstance(features, dict):
             raise TypeError("its features are no table")
@@ -257,11 +240,7 @@ def _class_names(feature: Any, where: Path) -> tuple[str, ...] | None:  # noqa: 
 
 
 def check_same(columns: Mapping[Path, Columns]) -> Columns:
-    """Require that all files have the same columns and class names, and return them.
-
-    Raises:
-        InputError: two files differ.
-    """
+    """Refuse files that differ in their columns or class names, and return these."""
     (first, expected), *others = columns.items()
     for path, found in others:
         if found != expected:
@@ -273,11 +252,7 @@ def check_same(columns: Mapping[Path, Columns]) -> Columns:
 
 
 def read_labels(column: "pa.ChunkedArray", path: Path) -> np.ndarray:
-    """Turn a column of whole numbers into an array, (n,) int64.
-
-    Raises:
-        InputError: there are rows without a label.
-    """
+    """Turn a column of whole numbers into an array, (n,) int64; refuse rows without a label."""
     import pyarrow as pa
 
     column.validate(full=True)
@@ -290,17 +265,13 @@ def read_labels(column: "pa.ChunkedArray", path: Path) -> np.ndarray:
 
 
 def encoded(column: "pa.ChunkedArray") -> "pa.ChunkedArray":
-    """Take the encoded images out of a column of structures, and validate them.
-
-    Raises:
-        pa.ArrowInvalid: the column is damaged.
-    """
+    """Take the encoded images out of a column of structures, and validate them."""
     import pyarrow as pa
 
     images = []
     for chunk in column.chunks:
-        chunk.validate()  # that its fields are as long as itself
+        chunk.validate()  # Its fields are as long as itself.
         field = chunk.flatten()[chunk.type.get_field_index(BYTES)]
-        field.validate(full=True)  # that its values lie within it
+        field.validate(full=True)  # Its values lie within it.
         images.append(field)
     return pa.chunked_array(images, images[0].type if images else pa.binary())

@@ -26,13 +26,7 @@ from vigpipe.files.names import escaped, is_plain
 
 @dataclass(frozen=True)
 class _Tars:
-    """The tar files of a split and the images in them, file by file.
-
-    Attributes:
-        paths: the files.
-        images: in each file.
-        stamps: of each file.
-    """
+    """The tar files of a split, with the images in each of them and its stamp."""
 
     paths: tuple[Path, ...]
     images: tuple[TarImages, ...]
@@ -162,12 +156,7 @@ def _from_folders(root: Path, train: _Tars, test: _Tars) -> Stored:
 
 
 def _class_of_folders(root: Path, tars: _Tars) -> list[list[str]]:
-    """Return the class of every folder of every tar, in the order of `TarImages.folders`.
-
-    Raises:
-        InputError: some images are in folders and some are not; folders lie in one another; or the
-            name of a class is not text on one line.
-    """
+    """Return the class of every folder of every tar, in the order of `TarImages.folders`."""
     # The name of the innermost tar, and the folders on the way in it.
     found = [
         [(inner or path.stem, *PurePosixPath(folder).parts) for inner, folder in _pairs(images)]
@@ -179,7 +168,7 @@ def _class_of_folders(root: Path, tars: _Tars) -> list[list[str]]:
     flat = [path for path, (tar, *folders) in everywhere if not folders]
     if len(flat) == len(everywhere):
         for path, (tar,) in everywhere:
-            if path.parent == root and tar == path.stem:  # not a tar in it, or in train/
+            if path.parent == root and tar == path.stem:  # Other tars are classes themselves.
                 raise InputError(
                     f"{path}: its images are in no class folders and have no labels (.cls or "
                     ".json) beside them; make a tar of <class>/<image>"
@@ -214,11 +203,7 @@ def _pairs(images: TarImages) -> Iterator[tuple[str, str]]:
 
 
 def _by_name(labels: np.ndarray, load: LoadFromTars) -> np.ndarray:
-    """Return the indices of images sorted by class and name, (n,) int64.
-
-    Raises:
-        InputError: a class has two images of one name.
-    """
+    """Return the indices of images sorted by class and name, (n,) int64; refuse equal names."""
     by_label = np.argsort(labels, kind="stable")
     ends = np.flatnonzero(np.diff(labels[by_label])) + 1
     order: list[int] = []

@@ -1,7 +1,8 @@
 """What the fields of one tar header say.
 
 The formats are those of POSIX (ustar and pax), of GNU tar, and the oldest one, without a magic
-word: POSIX.1-2017, pax; GNU tar 1.35 manual, "Basic Tar Format".
+word: POSIX.1-2017, pax; GNU tar 1.35 manual, "Basic Tar Format". results/NOTES.md says why Python's
+tarfile does not read them.
 """
 
 import struct
@@ -10,64 +11,54 @@ from typing import NamedTuple
 from vigpipe.errors import InputError
 
 BLOCK = 512  # bytes of a header; contents are padded to a multiple
-GIVES_FACTS = b"xgLK"  # kinds of header whose content is about the next member, or all of them
-# name, size, checksum, kind, magic word, prefix of the name
+EXTENDED = b"xgLK"  # types of headers whose content is about the next member, or all of them
+# name, size, checksum, type, magic word, prefix of the name
 _FIELDS = struct.Struct("100s24x12s12x8sc100x6s82x155s12x")
 
 
 class Header(NamedTuple):
-    """What a header says.
-
-    Attributes:
-        name: of the member.
-        size: of its content in bytes; None if the field holds no such number.
-        kind: one byte.
-    """
+    """What a header says of its member; the size is None if the field holds no such number."""
 
     name: bytes
     size: int | None
-    kind: bytes
+    type_: bytes
 
 
 def parse_header(block: bytes) -> Header | None:
     """Parse a header of BLOCK bytes; None if its checksum is wrong."""
-    name, size, checksum, kind, magic, prefix = _FIELDS.unpack(block)
-    if not _is_sum(checksum, block):
+    name, size, checksum, type_, magic, prefix = _FIELDS.unpack(block)
+    if not _is_checksum(checksum, block):
         return None
     name = name.partition(b"\0")[0]
-    if magic == b"ustar\0" and prefix[0]:  # GNU tar has times in that place
+    if magic == b"ustar\0" and prefix[0]:  # GNU tar has times in that place.
         name = prefix.partition(b"\0")[0] + b"/" + name
-    return Header(name, _number(size), kind)
+    return Header(name, _number(size), type_)
 
 
-def given_facts(kind: bytes, content: bytes, position: int, where: str) -> dict[bytes, bytes]:
-    """Return the path and the size that a header gives to the next member, if it does.
+def parse_extended(type_: bytes, content: bytes, position: int, where: str) -> dict[bytes, bytes]:
+    """Return the path and the size that an extended header gives to the next member, if it does.
 
-    Args:
-        kind: of the header, one of GIVES_FACTS.
-        content: what follows the header.
-        position: of the header in the tar, for messages.
-        where: name of the tar, for messages.
+    Messages begin with `where`, and give the header's position in the tar.
 
     Raises:
         InputError: the content is damaged, is meant for all members, or makes the next one sparse.
     """
-    if kind == b"L":
+    if type_ == b"L":
         return {b"path": content.partition(b"\0")[0]}
-    if kind == b"K":  # the target of a link, and the link follows
+    if type_ == b"K":  # It gives a link's target, and the link itself is refused.
         return {}
-    facts = _pax_facts(content, position, where)
-    if kind == b"g" and facts:
+    given = _parse_pax(content, position, where)
+    if type_ == b"g" and given:
         raise InputError(
-            f"{where}: gives all members one {next(iter(facts)).decode()} (a global pax header); "
+            f"{where}: gives all members one {next(iter(given)).decode()} (a global pax header); "
             "make the tar again"
         )
-    return facts
+    return given
 
 
-def _pax_facts(content: bytes, position: int, where: str) -> dict[bytes, bytes]:
+def _parse_pax(content: bytes, position: int, where: str) -> dict[bytes, bytes]:
     """Return the path and the size from records of "LENGTH KEY=VALUE" and a newline, if given."""
-    facts: dict[bytes, bytes] = {}
+    given: dict[bytes, bytes] = {}
     start = 0
     while start < len(content):
         digits = content[start : start + 10].partition(b" ")[0]
@@ -85,9 +76,9 @@ def _pax_facts(content: bytes, position: int, where: str) -> dict[bytes, bytes]:
                 "files are read; make the tar again without --sparse"
             )
         if key in (b"path", b"size"):
-            facts[key] = value
+            given[key] = value
         start = end
-    return facts
+    return given
 
 
 def _number(field: bytes) -> int | None:
@@ -97,16 +88,16 @@ def _number(field: bytes) -> int | None:
     digits = field.partition(b"\0")[0].strip(b" ")
     try:
         return int(digits or b"0", 8) if digits.isdigit() or not digits else None
-    except ValueError:  # 8 or 9
+    except ValueError:  # It has a digit 8 or 9.
         return None
 
 
-def _is_sum(field: bytes, header: bytes) -> bool:
+def _is_checksum(field: bytes, header: bytes) -> bool:
     """Compare the sum of the header's bytes, in which the sum itself counts as spaces."""
     expected = _number(field)
-    rest = header[:148] + b"        " + header[156:]
-    found = sum(rest)
+    summed = header[:148] + b"        " + header[156:]
+    found = sum(summed)
     if found == expected:
         return True
-    negative = sum(byte >= 0x80 for byte in rest)
-    return found - 256 * negative == expected  # some old writers took bytes as signed
+    # Some old writers took bytes as signed.
+    return found - 256 * sum(byte >= 0x80 for byte in summed) == expected

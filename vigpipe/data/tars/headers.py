@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vigpipe.data.tars.fields import BLOCK, GIVES_FACTS, given_facts, parse_header
+from vigpipe.data.tars.fields import BLOCK, EXTENDED, parse_extended, parse_header
 from vigpipe.data.texts import Texts
 from vigpipe.errors import InputError
 from vigpipe.files.names import escaped, is_plain
 
-_MOST_GIVEN = 1 << 16  # bytes of a header that gives a member's name or size
+_MOST_EXTENDED = 1 << 16  # bytes of a header that gives a member's name or size
 _LONGEST_NAME = 4096  # bytes, as Linux allows for a path
 _BEHIND_END = 1 << 16  # bytes that are looked at behind the end mark; tar pads to 10,240
-_KINDS = {
+_REFUSED_TYPES = {
     b"1": "a hard link",
     b"2": "a symbolic link",
     b"3": "a device",
@@ -55,13 +55,9 @@ class Members:
 
 
 def find_members(descriptor: int, start: int, end: int, where: str) -> Members:
-    """Find the members of a tar, or of one that lies in another.
+    """Find the members of a tar from `start` to `end` in an open file, such as of one in another.
 
-    Args:
-        descriptor: of the open file.
-        start: where the tar begins in the file, in bytes.
-        end: where it ends.
-        where: name of the tar, for messages.
+    Messages begin with `where`.
 
     Raises:
         InputError: it is no tar, is damaged or cut off, or has a member that is no plain file, lies
@@ -89,32 +85,32 @@ def find_members(descriptor: int, start: int, end: int, where: str) -> Members:
 def _files(descriptor: int, start: int, end: int, where: str) -> Iterator[tuple[bytes, int, int]]:
     """Yield the name, the offset and the size of every plain file; folders are skipped."""
     position = start
-    given: dict[bytes, bytes] = {}  # path and size, from headers before the member's own
+    given: dict[bytes, bytes] = {}  # path and size, by headers before the member's own
     while any(header := _read(descriptor, position, BLOCK, end, where)):
         parsed = parse_header(header)
         if parsed is None:
             raise _no_header(header, position - start, where)
-        short_name, size, kind = parsed
+        short_name, size, type_ = parsed
         offset = position + BLOCK
-        if kind in GIVES_FACTS:
-            if size is None or size > _MOST_GIVEN:
+        if type_ in EXTENDED:
+            if size is None or size > _MOST_EXTENDED:
                 raise InputError(
                     f"{where}: the header at byte {position - start} announces {size} bytes about "
-                    f"the next member, expected at most {_MOST_GIVEN}; make the tar again"
+                    f"the next member, expected at most {_MOST_EXTENDED}; make the tar again"
                 )
             content = _read(descriptor, offset, size, end, where)
-            facts = given_facts(kind, content, position - start, where)
-            if given.keys() & facts.keys():
+            more = parse_extended(type_, content, position - start, where)
+            if given.keys() & more.keys():
                 raise InputError(
                     f"{where}: the member behind byte {position - start} is given two names or "
                     "sizes; make the tar again"
                 )
-            given |= facts
+            given |= more
             position = offset + _padded(size)
             continue
         name = given.get(b"path") or short_name
         size = int(given[b"size"]) if b"size" in given else size
-        if _is_file(name, kind, size, end - offset, where):
+        if _is_file(name, type_, size, end - offset, where):
             assert size is not None
             yield name, offset, size
         position = offset + _padded(size or 0)
@@ -131,40 +127,32 @@ def _files(descriptor: int, start: int, end: int, where: str) -> Iterator[tuple[
         )
 
 
-def _is_file(name: bytes, kind: bytes, size: int | None, room: int, where: str) -> bool:
-    """Whether a member is a plain file; False for a folder.
+def _is_file(name: bytes, type_: bytes, size: int | None, most: int, where: str) -> bool:
+    """Whether a member is a plain file, and not a folder; refuse what is neither, or not whole.
 
-    Args:
-        name: of the member.
-        kind: the type in its header.
-        size: in bytes; None if it is no number.
-        room: bytes between its header and the end of the tar.
-        where: name of the tar.
-
-    Raises:
-        InputError: it is neither, or not whole.
+    The tar has `most` bytes behind the member's header.
     """
     if size is None:
         raise InputError(
             f"{where}: {_shown(name)}: its size is no octal number; make the tar again"
         )
-    if kind == b"5" or (name.endswith(b"/") and kind in b"0\0"):
+    if type_ == b"5" or (name.endswith(b"/") and type_ in b"0\0"):
         if size:
             raise InputError(
                 f"{where}: {_shown(name)}: is a folder of {size} bytes, expected 0; make the tar "
                 "again"
             )
-        _visible(name, where)  # raises for a bad name
+        _visible(name, where)  # This refuses a bad name.
         return False
-    if kind not in b"0\x007":
-        what = _KINDS.get(kind, f"of the unknown type {kind!r}")
+    if type_ not in b"0\x007":
+        what = _REFUSED_TYPES.get(type_, f"of the unknown type {type_!r}")
         raise InputError(
             f"{where}: {_shown(name)}: is {what}, but only files and folders are read; make the "
             "tar again from files (`tar --dereference --hard-dereference`)"
         )
-    if size > room:
+    if size > most:
         raise InputError(
-            f"{where}: {_shown(name)}: has {size} bytes, but the tar ends after {room} of them; it "
+            f"{where}: {_shown(name)}: has {size} bytes, but the tar ends after {most} of them; it "
             "is cut off, so fetch or make it again"
         )
     return True

@@ -27,9 +27,8 @@ from vigpipe.errors import InputError
 from vigpipe.files.names import escaped
 from vigpipe.files.untrusted import no_duplicates
 
-MOST_CLASSES = 1 << 20  # that samples may have: there are as many as the largest label says
+MOST_CLASSES = 1 << 20  # Samples have as many classes as their largest label says.
 _MOST_LABEL_BYTES = {"cls": 64, "json": 1 << 20}
-_TAR = ".tar"
 _LONGEST_INNER = 255  # bytes of an inner tar's path, which the name of each of its images repeats
 
 
@@ -61,14 +60,10 @@ class TarImages:
 
 
 def find_images(descriptor: int, num_bytes: int, where: str, field: str | None) -> TarImages:
-    """Find the images in a tar file, and their labels or class folders.
+    """Find the images in an open tar file of `num_bytes`, and their labels or class folders.
 
-    Args:
-        descriptor: of the open file.
-        num_bytes: its size.
-        where: its path, for messages.
-        field: key of the label in the JSON of every sample, whose negative labels leave samples
-            out; None for the number in .cls, or the key "label".
+    The field is the key of the label in the JSON of every sample, whose negative labels leave
+    samples out; without one, labels are the numbers in .cls, or have the key "label".
 
     Raises:
         InputError: in the cases of `find_members`; there is no image; a sample has no image, two,
@@ -104,7 +99,7 @@ def _samples(descriptor: int, members: Members, where: str, field: str | None) -
             continue
         label = _label(descriptor, members, with_label[0], label_kind, field)
         if label is None and "/" in key and label_kind == "json" and not (field or num_samples):
-            return None  # the JSON is about something else, and the folders are the classes
+            return None  # The JSON is about something else, and the folders are the classes.
         num_samples += 1
         if label is not None and label >= 0:
             images.append(with_image[0])
@@ -133,7 +128,7 @@ def _samples(descriptor: int, members: Members, where: str, field: str | None) -
 
 
 def _by_key(members: Members) -> Iterator[tuple[str, list[tuple[str, int]]]]:
-    """Yield what the names of a sample's members have in common, and the rest and index of each."""
+    """Yield a sample's key, and of each member what follows the key and a dot, and the index."""
 
     def split(index: int) -> tuple[str, str, int]:
         folder, slash, name = members.names[index].rpartition("/")
@@ -178,35 +173,40 @@ def _no_label(name: str, kind: str, field: str | None) -> InputError:
 def _class_folders(descriptor: int, members: Members, where: str) -> TarImages:
     """List the images of a tar, and of the tars in it, with the folders they are in."""
     offsets, sizes, labels = array("q"), array("q"), array("q")
-    index_of: dict[str, int] = {}  # by folder
+    label_of: dict[str, int] = {}  # by folder
 
     def listed() -> Iterator[str]:
-        for tar, before, inside in _tars(descriptor, members, where):
+        for tar, before, inside in _with_inner_tars(descriptor, members, where):
             for index in range(len(inside)):
                 name = inside.names[index]
                 if _is_image(name):
                     folder = f"{tar}/{name.rpartition('/')[0]}"
-                    labels.append(index_of.setdefault(folder, len(index_of)))
+                    labels.append(label_of.setdefault(folder, len(label_of)))
                     offsets.append(int(inside.offsets[index]))
                     sizes.append(int(inside.sizes[index]))
                     yield before + name
 
     names = pack(listed())
-    return TarImages(names, np.array(offsets), np.array(sizes), np.array(labels), pack(index_of))
+    return TarImages(names, np.array(offsets), np.array(sizes), np.array(labels), pack(label_of))
 
 
-def _tars(descriptor: int, members: Members, where: str) -> Iterator[tuple[str, str, Members]]:
-    """Yield a tar, without a name, and the tars in it: name, beginning of names, members."""
+def _with_inner_tars(
+    descriptor: int, members: Members, where: str
+) -> Iterator[tuple[str, str, Members]]:
+    """Yield a tar and the tars in it: name, how the names of its images begin, members.
+
+    The outer tar has no name: on disk it may have another one when this comes from the cache.
+    """
     inner = [index for index in range(len(members)) if _is_tar(members.names[index])]
     if not inner:
         _check_images(members, where)
     folders = sorted({members.names[index].rpartition("/")[0] for index in inner})
-    if len(folders) > 1:  # they might be train/ and val/
+    if len(folders) > 1:  # They might be train/ and val/.
         raise InputError(
             f"{where}: has tars in {folders[0] or 'its root'} and in {folders[1]}, expected them "
             "in one folder; unpack it"
         )
-    yield "", "", members  # its name on disk may be another one when this comes from the cache
+    yield "", "", members
     for index in inner:
         name = members.names[index]
         if len(name.encode()) > _LONGEST_INNER:
@@ -237,4 +237,4 @@ def _is_image(name: str) -> bool:
 
 
 def _is_tar(name: str) -> bool:
-    return name.lower().endswith(_TAR)
+    return name.lower().endswith(".tar")

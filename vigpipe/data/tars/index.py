@@ -20,19 +20,14 @@ from vigpipe.errors import InputError
 from vigpipe.files.cache import cache_folder
 from vigpipe.files.untrusted import opened
 
-_VERSION = 1  # raise it when `find_images` begins to find something else in the same file
+_VERSION = 1  # Raise it when `find_images` begins to find something else in the same file.
 _INTEGERS = ("facts", "offsets", "sizes", "labels", "name_ends", "folder_ends")
 _BYTES = ("names", "folders")
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """What tells a file from an earlier one of its name.
-
-    Attributes:
-        size: in bytes.
-        modified_ns: when its content was changed last, in nanoseconds since 1970.
-    """
+    """What tells a file from an earlier one of its name."""
 
     size: int
     modified_ns: int
@@ -47,10 +42,6 @@ def read_stamp(descriptor: int) -> Stamp:
 def index_images(path: Path, field: str | None) -> tuple[TarImages, Stamp]:
     """Find the images in a tar file, or read from the cache where they are.
 
-    Args:
-        path: the tar file.
-        field: key of the label in the JSON of samples, as for `find_images`.
-
     Returns:
         The images, and the stamp of the file that they are in.
 
@@ -63,36 +54,32 @@ def index_images(path: Path, field: str | None) -> tuple[TarImages, Stamp]:
             stamp = read_stamp(descriptor)
             # A copy that keeps the times has another ctime, and chmod does no more than rebuild.
             key = (_VERSION, stamp.size, stamp.modified_ns, os.fstat(descriptor).st_ctime_ns)
-            images = _kept(path, field, key)
+            images = _read_entry(path, field, key)
             if images is None:
                 images = find_images(descriptor, stamp.size, str(path), field)
                 if read_stamp(descriptor) != stamp:
                     raise InputError(
                         f"{path}: was changed while it was read; start again when it is complete"
                     )
-                _keep(path, field, key, images)
+                _write_entry(path, field, key, images)
             return images, stamp
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def _entry(path: Path, field: str | None) -> Path:
-    """Return where the entry of a tar file belongs.
-
-    Raises:
-        OSError: there is no cache.
-    """
+    """Return where the entry of a tar file belongs; raise OSError if there is no cache."""
     hashed = os.fsencode(path.resolve()) + repr(field).encode()
     return cache_folder() / "tars" / f"{hashlib.sha256(hashed).hexdigest()[:32]}.npz"
 
 
-def _kept(path: Path, field: str | None, key: tuple[int, ...]) -> TarImages | None:
+def _read_entry(path: Path, field: str | None, key: tuple[int, ...]) -> TarImages | None:
     """Read the images from the cache; None if they are not there, or not as they should be."""
     try:
         with opened(_entry(path, field)) as file, zipfile.ZipFile(file) as archive:
             # An image takes more than 512 bytes of the tar, and at most 1,100 of an entry.
             most = 3 * key[1] + (1 << 16)
-            if sum(part.file_size for part in archive.infolist()) > most:
+            if sum(member.file_size for member in archive.infolist()) > most:
                 return None
             file.seek(0)
             with np.load(file, allow_pickle=False) as arrays:
@@ -132,7 +119,7 @@ def _are_ends(texts: Texts) -> bool:
     return bool((np.diff(ends) >= 0).all() and ends[-1] == len(texts.content))
 
 
-def _keep(path: Path, field: str | None, key: tuple[int, ...], images: TarImages) -> None:
+def _write_entry(path: Path, field: str | None, key: tuple[int, ...], images: TarImages) -> None:
     """Write an entry whole or not at all; ranks may do so at the same time."""
     arrays = {
         "facts": np.array([*key, images.num_samples], dtype=np.int64),
@@ -152,4 +139,4 @@ def _keep(path: Path, field: str | None, key: tuple[int, ...], images: TarImages
             np.savez(partial, **arrays)
             partial.replace(entry)
     except OSError:
-        return  # the next run finds the images again
+        return  # The next run finds the images again.

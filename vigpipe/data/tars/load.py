@@ -16,7 +16,7 @@ from vigpipe.data.tars.index import Stamp, read_stamp
 from vigpipe.data.texts import Texts
 from vigpipe.errors import InputError
 
-MOST_OPEN = 64  # files that are kept open: the usual limit of a process is 1,024
+MOST_OPEN = 64  # The usual limit of open files is 1,024 for a process.
 
 
 @dataclass(frozen=True)
@@ -60,35 +60,27 @@ class LoadFromTars:
 class OpenTars:
     """Tar files, of which those used last stay open; any thread may read from them.
 
-    Args:
-        paths: the files.
-        stamps: of each file, when its images were found.
+    The stamps are those of the files when their images were found.
     """
 
     def __init__(self, paths: Sequence[Path], stamps: Sequence[Stamp]) -> None:
         self.paths, self._stamps = tuple(paths), tuple(stamps)
-        self._open: OrderedDict[int, _Descriptor] = OrderedDict()  # used last at the end
+        self._open: OrderedDict[int, _Descriptor] = OrderedDict()  # by last use
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle nothing that is open."""
+        """Pickle no open file."""
         return OpenTars, (self.paths, self._stamps)
 
     def read(self, tar: int, offset: int, size: int, name: str) -> bytes:
-        """Read bytes of one of the files.
-
-        Args:
-            tar: index of the file.
-            offset: position of the first byte.
-            size: number of bytes.
-            name: what the message of an error begins with.
+        """Read bytes of the file of an index; messages begin with the name.
 
         Raises:
             InputError: the file cannot be read, or is not the one in which the images were found.
             OSError: too many files are open.
         """
         try:
-            descriptor = self._descriptor(tar)  # referred to until everything is read
+            descriptor = self._descriptor(tar)  # While this refers to it, nobody closes it.
             content = os.pread(descriptor.number, size, offset)
             is_same = read_stamp(descriptor.number) == self._stamps[tar]
         except OSError as error:
@@ -114,11 +106,7 @@ class OpenTars:
 
 
 class _Descriptor:
-    """An open file, closed when nobody refers to it: another thread may still be reading from it.
-
-    Args:
-        path: the file.
-    """
+    """An open file, closed when nobody refers to it: another thread may still read from it."""
 
     def __init__(self, path: Path) -> None:
         self.number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -18,8 +18,9 @@ from vigpipe.errors import InputError
 from vigpipe.files.names import is_plain
 from vigpipe.files.untrusted import read_json
 
-_SPLITS = {"train": ("train",), "test": ("test", "val", "validation")}  # the first that is there
-_INFO = ("_info.json", "info.json")  # the second may be about anything
+# Words for each split; the first that is there counts.
+_SPLITS = {"train": ("train",), "test": ("test", "val", "validation")}
+_INFO = ("_info.json", "info.json")  # The second may be about anything.
 # Endings of files that can only be read from their beginning to their end.
 _COMPRESSED = (
     *(".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz"),
@@ -49,7 +50,7 @@ def seem_there(root: Path) -> bool:
     if os.path.isfile(root):
         return _is_archive(root.name)
     train = _visible(root / "train")
-    if any(os.path.isdir(root / "train" / name) for name in train):  # folders of images
+    if any(os.path.isdir(root / "train" / name) for name in train):  # These hold images.
         return False
     if any(map(_is_archive, train)):
         return True
@@ -137,7 +138,7 @@ def _named(root: Path, split: str) -> Shards:
     for candidates in (_candidates(root, word) for word in _SPLITS[split]):
         tars = [path for path in candidates if path.name.lower().endswith(".tar")]
         if tars:
-            if tars[0].parent == root:  # names in train/ are those of classes
+            if tars[0].parent == root:  # In train/, tars are named after classes.
                 _check_one_split(tars, split)
             return Shards(tuple(tars))
         for path in candidates:
