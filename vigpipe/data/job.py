@@ -221,7 +221,7 @@ class ImageJob:
         )
 
     def share_models(self, models: Sequence[StagedModel], shards: Shards) -> None:
-        """Let a rank have some rows of the nodes of every image."""
+        """Give a rank's models some rows of the nodes of every image."""
         tokens = SplitTokens(shards)
         for model in models:
             assert isinstance(model, VisionGnn)  # `check` has refused others
@@ -305,9 +305,7 @@ class ImageJob:
 
 
 def open_images(config: TrainConfig, bad_images: frozenset[ImageId] = frozenset()) -> ImageJob:
-    """Open the images that the options name, but for the bad ones.
-
-    The defaults of the model are filled in already.
+    """Open the images that the options, with the model's defaults, name, but for the bad ones.
 
     Raises:
         InputError: there are no such images, or they do not fit the options.

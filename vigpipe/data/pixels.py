@@ -16,30 +16,18 @@ _IN_CACHE_BYTES = 1 << 18  # pixels that a CPU normalises at once, so that they 
 
 
 class Erasure(NamedTuple):
-    """A box of an image that is replaced by noise once the image is normalised.
-
-    Attributes:
-        image: index of the image in its batch.
-        top: first row of the box.
-        left: first column of the box.
-        noise: (C, h, w) float32.
-    """
+    """A box of an image of the batch that is replaced by noise once the image is normalised."""
 
     image: int
     top: int
     left: int
-    noise: np.ndarray
+    noise: np.ndarray  # (C, h, w) float32
 
 
 class Pixels(NamedTuple):
-    """Images that are decoded, cropped and augmented, but not normalised.
+    """Images that are decoded, cropped and augmented, but neither normalised nor erased."""
 
-    Attributes:
-        images: (b, C, H, W) uint8.
-        erasures: the boxes to erase.
-    """
-
-    images: Tensor
+    images: Tensor  # (b, C, H, W) uint8
     erasures: tuple[Erasure, ...] = ()
 
 

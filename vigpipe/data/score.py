@@ -15,13 +15,10 @@ from vigpipe.launch.device import send
 
 @dataclass(frozen=True)
 class ImageScore(Score):
-    """The score of a model on the images of a split; every image counts exactly once.
+    """The score of a model on the images of a split; the loss is the mean cross-entropy.
 
-    Attributes:
-        loss: mean cross-entropy.
-        top1: fraction of images whose most likely class is right.
-        top5: fraction of images whose class is among the five most likely.
-        num_samples: number of images.
+    `top1` and `top5` are the fractions of images whose class is the most likely one, or among the
+    five most likely.
     """
 
     main_name: ClassVar[str] = "top1"

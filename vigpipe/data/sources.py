@@ -2,7 +2,6 @@
 
 import contextlib
 import gzip
-import hashlib
 import math
 import os
 from collections.abc import Collection
@@ -18,6 +17,7 @@ from vigpipe.data.images import find_bad_images
 from vigpipe.data.picture import size_of
 from vigpipe.data.split import ImageSplit, Preparation, Split
 from vigpipe.data.stored import ImageId, InMemory, Look, Stored, StoredImages
+from vigpipe.data.transforms import hash_64
 from vigpipe.data.validation import hold_out
 from vigpipe.errors import InputError
 
@@ -192,7 +192,7 @@ def _digits() -> Stored:
     # With white at 240, resizing does not round to sixteenths, and 15 v / 240 is exactly v / 16.
     pixels = (values[:, :-1] * 15).astype(np.uint8).reshape(-1, 8, 8, 1)
     # Every fifth digit of each class, in an order that no random generator can change.
-    order = sorted(range(len(labels)), key=lambda i: (labels[i], _hash(f"digits {i}")))
+    order = sorted(range(len(labels)), key=lambda i: (labels[i], hash_64(f"digits {i}")))
     test = sorted(order[::5])
     train = sorted(set(order) - set(test))
     return Stored(
@@ -269,13 +269,9 @@ class _Noise:
     def __call__(self, index: int) -> np.ndarray:
         shape = (*self.size, 3)
         num_bytes = math.prod(shape)
-        bits = np.random.PCG64(_hash(f"{self.name} {index}"))
+        bits = np.random.PCG64(hash_64(f"{self.name} {index}"))
         noise = np.asarray(bits.random_raw(num_bytes // 8 + 1)).view(np.uint8)
         return noise[:num_bytes].reshape(shape)
 
     def name_of(self, index: int) -> str:
         return f"{self.name} {index}"
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

@@ -84,19 +84,9 @@ class Split(Protocol):
 
 @dataclass(frozen=True)
 class Preparation:
-    """How the pixels of an image are prepared for the model.
+    """How the pixels of an image are prepared for the model, in the words of `open_source`."""
 
-    Attributes:
-        image_size: (H, W) of the result in pixels.
-        mean: mean that is subtracted from the pixels, which lie in 0 … 1.
-        std: standard deviation that the pixels are divided by afterwards.
-        crop_pct: fraction of the side of a resized test image that is kept.
-        augment: how training images are augmented: True takes a random box and mirrors, an
-            Augmentation applies timm's, False means not at all.
-        seed: seed of the augmentation.
-    """
-
-    image_size: tuple[int, int]
+    image_size: tuple[int, int]  # (H, W)
     mean: float
     std: float
     crop_pct: float = 1.0

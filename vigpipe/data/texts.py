@@ -9,16 +9,13 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts by index.
+    """Texts by index, which lie behind one another in UTF-8.
 
-    Attributes:
-        content: all texts behind one another, in UTF-8; names of files may have other bytes, which
-            are kept as Python does in paths.
-        ends: (n,) int64, where each ends in `content`.
+    Names of files may have other bytes, which are kept as Python does in paths.
     """
 
     content: bytes
-    ends: np.ndarray
+    ends: np.ndarray  # (n,) int64
 
     def __len__(self) -> int:
         return len(self.ends)

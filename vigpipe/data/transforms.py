@@ -25,7 +25,11 @@ def image_seed(seed: int, epoch: int, index: int, copy: int = 0) -> int:
     Seeds of neighbouring indices or epochs are unrelated. `copy` distinguishes the visits of an
     image in one batch.
     """
-    text = f"{seed} {epoch} {index}" + (f" {copy}" if copy else "")
+    return hash_64(f"{seed} {epoch} {index}" + (f" {copy}" if copy else ""))
+
+
+def hash_64(text: str) -> int:
+    """Hash a text to 64 bits, alike in every process."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 

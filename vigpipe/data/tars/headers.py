@@ -40,15 +40,13 @@ _COMPRESSED = {
 class Members:
     """The plain files in a tar, without hidden ones, in the order of the tar.
 
-    Attributes:
-        names: their paths in the tar, without "./" before them; each is there once.
-        offsets: (n,) int64, position of the first byte of each in the file on disk.
-        sizes: (n,) int64, number of bytes of each; all of them lie inside the file.
+    Their paths have no "./" before them, and each is there once. Offsets are positions in the file
+    on disk, in which every member lies wholly.
     """
 
     names: Texts
-    offsets: np.ndarray
-    sizes: np.ndarray
+    offsets: np.ndarray  # (n,) int64
+    sizes: np.ndarray  # (n,) int64
 
     def __len__(self) -> int:
         return len(self.names)

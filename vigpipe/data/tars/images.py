@@ -38,8 +38,8 @@ class TarImages:
 
     Attributes:
         names: the path of each in the tar; "inner.tar: path" for one in an inner tar.
-        offsets: (n,) int64, position of the first byte of each in the file.
-        sizes: (n,) int64, number of bytes of each.
+        offsets: (n,) int64, in the file on disk.
+        sizes: (n,) int64.
         labels: (n,) int64: the label of a sample, or an index into `folders`.
         folders: "inner/folder" of every class folder: the name of an inner tar without .tar, and a
             folder in it; the first is empty for images in no inner tar, the second for those in no

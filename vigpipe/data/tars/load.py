@@ -21,20 +21,12 @@ MOST_OPEN = 64  # The usual limit of open files is 1,024 for a process.
 
 @dataclass(frozen=True)
 class LoadFromTars:
-    """Reads the images of a split.
-
-    Attributes:
-        tars: the files they are in.
-        tar_of: (n,) index of the file of each.
-        offsets: (n,) int64, position of the first byte of each in its file.
-        sizes: (n,) int64, number of bytes of each.
-        names: the path of each in its tar.
-    """
+    """Reads the images of a split, each at its offset in one of the tars."""
 
     tars: "OpenTars"
-    tar_of: np.ndarray
-    offsets: np.ndarray
-    sizes: np.ndarray
+    tar_of: np.ndarray  # (n,) int32
+    offsets: np.ndarray  # (n,) int64
+    sizes: np.ndarray  # (n,) int64
     names: Texts
 
     def __call__(self, index: int) -> Image.Image:

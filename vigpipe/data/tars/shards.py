@@ -30,13 +30,10 @@ _COMPRESSED = (
 
 @dataclass(frozen=True)
 class Shards:
-    """The tar files of a split.
+    """The tar files of a split, and what a list says of their samples, if there is one.
 
-    Attributes:
-        paths: the files.
-        lengths: number of samples in each file, if a list says so.
-        num_samples: number of samples in all of them, if a list says so.
-        field: key of the label in the JSON of every sample, if a list names one.
+    The lengths are numbers of samples in each file; the field is the key of the label in the JSON
+    of every sample.
     """
 
     paths: tuple[Path, ...]
