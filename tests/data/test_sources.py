@@ -232,7 +232,7 @@ def test_bad_images_are_errors_or_left_out_and_counted(folder):
     stored = open_source(str(folder), image_size=8).stored
     assert stored is not None
     found = images.find_bad_images(stored.load, stored.image_ids())
-    assert list(found) == [("train", 0), ("train", 5), ("test", 2)]
+    assert found == [("train", 0), ("train", 5), ("test", 2)]
     assert sorted(stored.splits[name].load.name_of(i) for name, i in found) == list(map(str, bad))
     shared = open_source(str(folder), bad_images=found)
     assert shared.num_bad_images == 3

@@ -58,23 +58,18 @@ def decode(content: bytes, name: str) -> Image.Image:
 Item = TypeVar("Item")
 
 
-def find_bad_images(load: Callable[[Item], object], items: Sequence[Item]) -> dict[Item, str]:
-    """Decode images once, in threads, and return those that fail, with reasons.
+def find_bad_images(load: Callable[[Item], object], items: Sequence[Item]) -> list[Item]:
+    """Decode images once, in threads, and return those that fail, in the order of the items."""
 
-    The result is in the order of the items, so ranks may share the work (`items[rank::world_size]`)
-    and merge their results.
-    """
-
-    def reason_if_bad(item: Item) -> str | None:
+    def is_bad(item: Item) -> bool:
         try:
             load(item)
-        except InputError as error:
-            return _reason(error.__cause__ or error)
-        return None
+        except InputError:
+            return True
+        return False
 
     with ThreadPoolExecutor(NUM_THREADS) as threads:
-        reasons = threads.map(reason_if_bad, items)
-        return {item: reason for item, reason in zip(items, reasons, strict=True) if reason}
+        return [item for item, bad in zip(items, threads.map(is_bad, items), strict=True) if bad]
 
 
 def _content(path: Path) -> bytes:

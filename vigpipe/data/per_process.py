@@ -31,5 +31,4 @@ class PerProcess(Generic[Opened]):
         return self._opened[0]
 
     def __reduce__(self) -> tuple[type["PerProcess[Opened]"], tuple[Callable[[], Opened]]]:
-        """Pickle how to open it."""
         return PerProcess, (self._open,)

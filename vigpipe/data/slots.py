@@ -42,7 +42,6 @@ class Slots:
         self._map()
 
     def __getitem__(self, slot: int) -> Tensor:
-        """Return the tensor of a slot."""
         return self._slots[slot]
 
     def _map(self) -> None:

@@ -154,8 +154,7 @@ def open_source(
             )
         stored, name = formats.read(path), str(path)
     if bad_images is None:
-        found = skip_bad_images and find_bad_images(stored.load, stored.image_ids())
-        bad_images = list(found or ())
+        bad_images = find_bad_images(stored.load, stored.image_ids()) if skip_bad_images else ()
     stored = stored.without(bad_images)
     if size is None:
         size, example = _first_size(stored.train, skip_bad_images)

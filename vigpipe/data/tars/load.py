@@ -1,10 +1,9 @@
 """Read images out of tar files, each at its position."""
 
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +29,7 @@ class LoadFromTars:
     names: Texts
 
     def __call__(self, index: int) -> Image.Image:
-        """Return an image, in RGB.
-
-        Raises:
-            InputError: the image cannot be read or decoded, or its tar is no longer the same.
-        """
+        """Return an image, in RGB; refuse it if its tar is no longer the same."""
         name, size = self.name_of(index), int(self.sizes[index])
         if size > LARGEST_BYTES:
             raise InputError(
@@ -57,8 +52,7 @@ class OpenTars:
 
     def __init__(self, paths: Sequence[Path], stamps: Sequence[Stamp]) -> None:
         self.paths, self._stamps = tuple(paths), tuple(stamps)
-        self._open: OrderedDict[int, _Descriptor] = OrderedDict()  # by last use
-        self._lock = threading.Lock()
+        self._descriptor = lru_cache(MOST_OPEN)(_Descriptor)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle no open file."""
@@ -72,7 +66,7 @@ class OpenTars:
             OSError: too many files are open.
         """
         try:
-            descriptor = self._descriptor(tar)  # While this refers to it, nobody closes it.
+            descriptor = self._descriptor(self.paths[tar])  # It stays open while this refers to it.
             content = os.pread(descriptor.number, size, offset)
             is_same = read_stamp(descriptor.number) == self._stamps[tar]
         except OSError as error:
@@ -87,14 +81,6 @@ class OpenTars:
                 f"{size} bytes were read); start the run again"
             )
         return content
-
-    def _descriptor(self, tar: int) -> "_Descriptor":
-        with self._lock:
-            descriptor = self._open.pop(tar, None) or _Descriptor(self.paths[tar])
-            self._open[tar] = descriptor
-            if len(self._open) > MOST_OPEN:
-                self._open.popitem(last=False)
-            return descriptor
 
 
 class _Descriptor:
