@@ -46,7 +46,7 @@ class _PlanQueue:
     """
 
     def __init__(self, plan: Callable[[int], _Plan], *, are_read: bool) -> None:
-        self.items: deque[int] = deque()  # whose batches have not been made
+        self.items: deque[int] = deque()  # those whose batches have not been made
         self._unplanned: deque[int] = deque()
         self._num_unread = 0
         self._to_use: Iterator[_Plan] = (plan(item) for item in _until_empty(self._unplanned))
@@ -129,7 +129,7 @@ class ImageFeed:
         self._beside = SideStream(device)
         most_images = share.num_microbatches * share.microbatch_size
         self._reader = Reader(self._splits, num_workers, self._shape, most_images, hang_seconds)
-        self._queue: _PlanQueue | None = None  # of training items
+        self._queue: _PlanQueue | None = None
         self._batches: Iterator[ReplicaBatch] = iter(())
 
     def batch(self, item: int, ahead: Sequence[int] = ()) -> ReplicaBatch:
@@ -165,7 +165,7 @@ class ImageFeed:
             share = share.among(num_pipelines)
         share = replace(share, replica_index=index)
         num_images = len(split) if most is None else min(len(split), most)
-        self._queue = None  # The reader drops what it was reading ahead for the training.
+        self._queue = None  # This replaces what the reader reads ahead for the training.
         order = enumerate(plain_order(num_images, share.batch_size))
         plans, plans_to_read = tee(_plan(share, number, visits) for number, visits in order)
         return self._read(split, plans, plans_to_read, None)

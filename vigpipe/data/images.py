@@ -75,7 +75,7 @@ def find_bad_images(load: Callable[[Item], object], items: Sequence[Item]) -> li
 def _content(path: Path) -> bytes:
     """Read the whole file, so that no file stays open."""
     status = path.stat()
-    if not stat.S_ISREG(status.st_mode):  # opening a FIFO would wait for ever
+    if not stat.S_ISREG(status.st_mode):  # Opening a FIFO would wait for ever.
         raise OSError("not a regular file")
     if status.st_size > LARGEST_BYTES:
         raise OSError(f"its {status.st_size} bytes are more than {LARGEST_BYTES}")
@@ -112,8 +112,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
     clear = image.info.get("transparency")  # a colour in the file's bits; Pillow compares 8 bits
     if clear is not None and (is_16_bit or (isinstance(clear, tuple) and max(clear) > 255)):
         raise ValueError("a transparent colour of 16 bits")
-    if is_16_bit:  # convert() would turn all values above 255 white
-        tags = getattr(image, "tag_v2", {})  # in a TIFF, 0 may stand for white
+    if is_16_bit:
+        tags = getattr(image, "tag_v2", {})  # 0 may stand for white in a TIFF.
         grey = np.asarray(image) >> (tags.get(_BITS, (16,))[0] - 8)
         grey = 255 - grey if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO else grey
         return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
@@ -123,12 +123,12 @@ def to_rgb(image: Image.Image) -> Image.Image:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, image).convert("RGB")
-    image.load()  # decodes it, here, where its errors are understood
-    return image if image.mode == "RGB" else image.convert("RGB")  # which would copy it
+    image.load()  # This decodes it here, where its errors are understood.
+    return image if image.mode == "RGB" else image.convert("RGB")  # convert() copies any image.
 
 
 def _reason(error: BaseException) -> str:
-    if isinstance(error, Image.UnidentifiedImageError):  # its message would mention a BytesIO
+    if isinstance(error, Image.UnidentifiedImageError):  # Its message would mention a BytesIO.
         return "not an image, or of an unknown format"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror

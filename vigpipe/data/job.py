@@ -44,7 +44,7 @@ class ImageJob:
     unit: ClassVar[str] = "images"
     merges_whole: ClassVar[bool] = True
 
-    config: TrainConfig  # with the defaults of the model filled in
+    config: TrainConfig  # The defaults of the model are filled in.
     source: Source
 
     @property

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_STREAM = 0x6D6978  # separates these draws from others that are seeded by run and step
+_STREAM = 0x6D6978  # It separates these draws from others that are seeded by run and step.
 SWITCH_PROBABILITY = 0.5  # probability of CutMix if both are on
 
 

@@ -59,7 +59,7 @@ class _Taken:
 
 @dataclass(frozen=True)
 class Look:
-    """What the pixels of a data set are.
+    """What the pixels of a data set mean, and how they are stored.
 
     Attributes:
         channels: C, 1 for grey and 3 for colour.

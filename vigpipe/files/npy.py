@@ -228,7 +228,7 @@ def _map_array(path: Path, start: int, size: int, checksum: int | None) -> np.nd
 
 def _as_array(content: np.ndarray, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     if dtype.kind == "b":
-        return (content != 0).reshape(shape)  # in a file, a truth value may be any byte
+        return (content != 0).reshape(shape)  # A file may have any byte as a truth value.
     array = content.view(dtype).reshape(shape)
     if not dtype.isnative:
         array = array.astype(dtype.newbyteorder("="))

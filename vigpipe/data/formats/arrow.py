@@ -45,7 +45,7 @@ _ADVICE = "it is damaged or not wholly downloaded: fetch the data set or save it
 
 
 def holds(path: Path) -> bool:
-    """Whether a folder was written by save_to_disk, also of a single split, by the names in it."""
+    """Whether the names in a folder are those of save_to_disk, also of a single split."""
     is_split = all(os.path.isfile(path / name) for name in (_STATE, "dataset_info.json"))
     return is_split or os.path.isfile(path / _SPLITS)
 

@@ -77,7 +77,7 @@ def _index(shards: Shards) -> _Tars:
             f"{tars.paths[0]}: no sample has a label '{escaped(shards.field or '')}' of 0 or more, "
             "here and in the other tars of the split; correct alt_label in the list"
         )
-    # Of samples without a label, timm's lists need not say whether they count.
+    # timm's lists may count samples without a label, or not.
     possible = {sum(counts), sum(map(len, tars.images))}
     if shards.num_samples is not None and shards.num_samples not in possible:
         raise InputError(

@@ -173,7 +173,7 @@ def _no_label(name: str, kind: str, field: str | None) -> InputError:
 def _class_folders(descriptor: int, members: Members, where: str) -> TarImages:
     """List the images of a tar, and of the tars in it, with the folders they are in."""
     offsets, sizes, labels = array("q"), array("q"), array("q")
-    label_of: dict[str, int] = {}  # by folder
+    label_of_folder: dict[str, int] = {}
 
     def listed() -> Iterator[str]:
         for tar, before, inside in _with_inner_tars(descriptor, members, where):
@@ -181,13 +181,15 @@ def _class_folders(descriptor: int, members: Members, where: str) -> TarImages:
                 name = inside.names[index]
                 if _is_image(name):
                     folder = f"{tar}/{name.rpartition('/')[0]}"
-                    labels.append(label_of.setdefault(folder, len(label_of)))
+                    labels.append(label_of_folder.setdefault(folder, len(label_of_folder)))
                     offsets.append(int(inside.offsets[index]))
                     sizes.append(int(inside.sizes[index]))
                     yield before + name
 
     names = pack(listed())
-    return TarImages(names, np.array(offsets), np.array(sizes), np.array(labels), pack(label_of))
+    return TarImages(
+        names, np.array(offsets), np.array(sizes), np.array(labels), pack(label_of_folder)
+    )
 
 
 def _with_inner_tars(

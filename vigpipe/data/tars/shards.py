@@ -43,7 +43,7 @@ class Shards:
 
 
 def seem_there(root: Path) -> bool:
-    """Whether the names in a folder are those of tar files, or of files that could replace them."""
+    """Whether the names in a folder are those of tar files, or of compressed ones or TFRecords."""
     if os.path.isfile(root):
         return _is_archive(root.name)
     train = _visible(root / "train")
