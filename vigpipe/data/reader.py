@@ -18,7 +18,6 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import repeat
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -162,7 +161,7 @@ class _Workers:
             loader: DataLoader[Any] = DataLoader(
                 _TaskDataset(splits, self._slots),
                 batch_size=None,
-                sampler=_TaskSampler(self),
+                sampler=iter(self._next_task, object()),  # This never ends.
                 num_workers=num_workers,
                 collate_fn=uncollated,
                 timeout=LOOK_SECONDS,
@@ -200,7 +199,7 @@ class _Workers:
             images = self._slots[answer.task.slot][: len(answer.task.request.indices)]
             yield Pixels(images, answer.result)
 
-    def next_task(self) -> _Task | None:
+    def _next_task(self) -> _Task | None:
         """Return what the loader is to deal out next."""
         request = next(self._requests, None)
         return None if request is None else _Task(self._sequence, self._free.pop(), request)
@@ -232,16 +231,6 @@ class _Workers:
                         f"no process that reads images ahead has given any for "
                         f"{self._hang_seconds:g} s; if the storage is slow, raise --timeout"
                     ) from error
-
-
-class _TaskSampler:
-    """What a loader takes for the order of its samples: tasks, without an end."""
-
-    def __init__(self, workers: _Workers) -> None:
-        self._workers = workers
-
-    def __iter__(self) -> Iterator[_Task | None]:
-        return (self._workers.next_task() for _ in repeat(None))
 
 
 class _TaskDataset(Dataset[Any]):
