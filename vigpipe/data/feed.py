@@ -121,14 +121,14 @@ class ImageFeed:
         self._team_size = team_size or share.num_replicas
         self._with_images, self._with_labels, self._mix = with_images, with_labels, mix
         self._counts = counts
-        self._source, self._train, self._splits = source, source.train, source.splits
+        self._source = source
         self._shape = (source.channels, *source.image_size)
         self._order = TrainingOrder(len(source.train), share.batch_size, seed, times)
         # All splits are normalised alike.
         self._normalise = source.train.normaliser(dtype, device, sender(device))
         self._beside = SideStream(device)
         most_images = share.num_microbatches * share.microbatch_size
-        self._reader = Reader(self._splits, num_workers, self._shape, most_images, hang_seconds)
+        self._reader = Reader(source.splits, num_workers, self._shape, most_images, hang_seconds)
         self._queue: _PlanQueue | None = None
         self._batches: Iterator[ReplicaBatch] = iter(())
 
@@ -138,7 +138,8 @@ class ImageFeed:
         if queue is None or not queue.items or queue.items[0] != item:
             self._queue = queue = _PlanQueue(self._plan_item, are_read=self._with_images)
             queue.add([item])
-            self._batches = self._read(self._train, queue.to_use(), queue.to_read(), self._mix)
+            train = self._source.train
+            self._batches = self._read(train, queue.to_use(), queue.to_read(), self._mix)
         queue.add(ahead[len(queue.items) - 1 :])
         batch, share = next(self._batches), self._share
         first = item % share.num_replicas // self._team_size * self._team_size
@@ -197,7 +198,7 @@ class ImageFeed:
         `plans_to_read` are the same plans, which may be taken early, and None for none at the
         moment.
         """
-        index = next(i for i, candidate in enumerate(self._splits) if candidate is split)
+        index = self._source.splits.index(split)
         requests = (request for plan in plans_to_read for request in self._requests(index, plan))
         parts = self._reader.read(requests) if self._with_images else None
         for plan in plans:
