@@ -1,6 +1,7 @@
 """A self-test of eight GPUs, as nobody has run it, from made-up measurements."""
 
 from vigpipe.selftest import checks, faults, links, operators, run, speed
+from vigpipe.selftest.command import Finished
 from vigpipe.selftest.machine import Gpu, Machine
 from vigpipe.selftest.page import PartResult, Result
 from vigpipe.selftest.rows import Row
@@ -41,7 +42,7 @@ def operator_rows():
 def check_rows(num_gpus):
     for index, (what, words) in enumerate(checks.commands(machine(num_gpus))):
         stdout = CHECKED.format(gradients="2e-16" if index != 7 else "3e-02")
-        yield checks.read(what, words, int(index == 7), stdout, "", 14.0 + index)
+        yield checks.read(what, words, Finished(int(index == 7), stdout, "", 14.0 + index))
 
 
 def link_rows(num_gpus):

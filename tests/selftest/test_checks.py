@@ -4,6 +4,7 @@ from tests.selftest.made_up import CHECKED, CPU, machine
 from vigpipe.cli import make_app
 from vigpipe.selftest import checks
 from vigpipe.selftest.checks import Layout, layouts
+from vigpipe.selftest.command import Finished
 from vigpipe.selftest.rows import Budget
 
 
@@ -35,8 +36,12 @@ def test_every_check_is_a_command_that_there_is():
         app.parse_args(["check", *words], exit_on_error=False, print_error=False)
 
 
+def read(code, stdout, stderr="", words=()):
+    return checks.read("what", words, Finished(code, stdout, stderr, 14.0))
+
+
 def test_differences_are_read():
-    row = checks.read("what", ["--dp", "2"], 0, CHECKED.format(gradients="2e-16"), "", 14.0)
+    row = read(0, CHECKED.format(gradients="2e-16"), words=["--dp", "2"])
     assert row.outcome == "passed"
     assert row.values == {
         "command": "vigpipe check --dp 2",
@@ -50,11 +55,11 @@ def test_differences_are_read():
 
 
 def test_a_difference_and_a_crash_fail():
-    row = checks.read("what", [], 1, CHECKED.format(gradients="inf"), "", 14.0)
+    row = read(1, CHECKED.format(gradients="inf"))
     assert (row.outcome, row.values["gradients"]) == ("failed", float("inf"))
     assert "by more than is allowed" in row.note
     told = "Traceback\nRuntimeError: CUDA error: an illegal memory access was encountered\n"
-    row = checks.read("what", [], 1, "", told, 14.0)
+    row = read(1, "", told)
     assert row.note == (
         "exit code 1: RuntimeError: CUDA error: an illegal memory access was encountered"
     )

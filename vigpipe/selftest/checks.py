@@ -3,10 +3,11 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from vigpipe.errors import DIFFERS, DONE
 from vigpipe.report.markup import paragraph
-from vigpipe.selftest.command import run_command
+from vigpipe.selftest.command import Finished, run_command
 from vigpipe.selftest.machine import Machine
 from vigpipe.selftest.rows import Budget, Row, attempt
 from vigpipe.selftest.tables import Column, rows_table
@@ -74,42 +75,30 @@ def measure(machine: Machine, budget: Budget) -> Iterator[Row]:
     """Run `vigpipe check` in every layout, each as a command of its own."""
     about = 12.0 if machine.device == "cpu" else 20.0
     for what, words in commands(machine):
-
-        def work(seconds: float, what: str = what, words: list[str] = words) -> Row:
-            done = run_command(["check", *words], seconds)
-            return read(what, words, done.code, done.stdout, done.stderr, done.seconds)
-
-        yield attempt(what, budget, about, MOST_SECONDS, work)
+        yield from attempt(what, budget, about, MOST_SECONDS, partial(_check, what, words))
     if machine.device != "cpu" and len(machine.gpus) < 2:
         yield Row("layouts of several ranks", "skipped", note="they need a second GPU")
 
 
-def read(
-    what: str, words: Sequence[str], code: int, stdout: str, stderr: str, seconds: float
-) -> Row:
-    """Make a row from what `vigpipe check` has printed.
+def _check(what: str, words: Sequence[str], seconds: float) -> list[Row]:
+    return [read(what, words, run_command(["check", *words], seconds))]
 
-    Args:
-        what: what was checked.
-        words: the words after `vigpipe check`.
-        code: its exit code.
-        stdout: its output.
-        stderr: what it told.
-        seconds: how long it took.
-    """
-    found = {kind: (relative, same) for kind, _, relative, same in _LINE.findall(stdout)}
+
+def read(what: str, words: Sequence[str], done: Finished) -> Row:
+    """Make a row from what `vigpipe check WORDS` has printed."""
+    found = {kind: (relative, same) for kind, _, relative, same in _LINE.findall(done.stdout)}
     values = {
         "command": " ".join(["vigpipe check", *words]),
-        "seconds": seconds,
+        "seconds": done.seconds,
         **{kind: float(relative) for kind, (relative, _) in found.items()},
     }
     if found:
         values["identical"] = all(same == "yes" for _, same in found.values())
-    if code == DONE:
+    if done.code == DONE:
         return Row(what, "passed", values)
-    if code == DIFFERS and found:
+    if done.code == DIFFERS and found:
         return Row(what, "failed", values, "differs from the unsplit model by more than is allowed")
-    return Row(what, "failed", values, f"exit code {code}: {last_line(stderr)}")
+    return Row(what, "failed", values, f"exit code {done.code}: {last_line(done.stderr)}")
 
 
 def section(rows: Sequence[Row]) -> Iterator[str]:

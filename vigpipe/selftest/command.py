@@ -1,10 +1,11 @@
-"""Run one of vigpipe's own commands in a process of its own, with what it prints."""
+"""Run vigpipe's own commands, each in a process of its own, and keep what they print."""
 
+import contextlib
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +19,8 @@ class Finished:
 
     Attributes:
         code: its exit code, or 128 + n if signal n ended it.
-        stdout: what it printed.
-        stderr: what it told.
+        stdout: what it wrote there.
+        stderr: what it wrote there.
         seconds: from its start to its end.
     """
 
@@ -29,35 +30,50 @@ class Finished:
     seconds: float
 
 
+@contextlib.contextmanager
+def command(
+    words: Sequence[str], folder: Path, variables: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start `python -m vigpipe WORDS`, which ends with this context.
+
+    What it prints goes to the files `stdout` and `stderr` in the folder. `variables` are its whole
+    environment; by default that of this process.
+    """
+    with (
+        (folder / "stdout").open("wb") as stdout,
+        (folder / "stderr").open("wb") as stderr,
+        child_process(
+            [sys.executable, "-m", "vigpipe", *words], stdout=stdout, stderr=stderr, env=variables
+        ) as child,
+    ):
+        yield child
+
+
+def exit_code(child: "subprocess.Popen[bytes]", seconds: float) -> int:
+    """Wait for a command and return its exit code, 128 + n for signal n; else raise OutOfTime."""
+    try:
+        return shell_code(child.wait(seconds))
+    except subprocess.TimeoutExpired:
+        raise OutOfTime(f"the command had not ended after {seconds:.0f} s") from None
+
+
 def run_command(
     words: Sequence[str], seconds: float, variables: Mapping[str, str] | None = None
 ) -> Finished:
-    """Run `python -m vigpipe WORDS` to its end, and leave nothing behind.
-
-    Args:
-        words: the command line after `vigpipe`.
-        seconds: after this time it is killed.
-        variables: its whole environment; by default that of this process.
+    """Run `python -m vigpipe WORDS` to its end; after `seconds` it is killed.
 
     Raises:
         OutOfTime: it had not ended in time.
     """
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="vigpipe-selftest-") as name:
-        stdout, stderr = Path(name) / "stdout", Path(name) / "stderr"
-        with (
-            stdout.open("wb") as output,
-            stderr.open("wb") as errors,
-            child_process(
-                [sys.executable, "-m", "vigpipe", *words],
-                stdout=output,
-                stderr=errors,
-                env=None if variables is None else dict(variables),
-            ) as child,
-        ):
-            try:
-                code = child.wait(seconds)
-            except subprocess.TimeoutExpired:
-                raise OutOfTime(f"vigpipe {words[0]} had not ended after {seconds:.0f} s") from None
-        said, told = (path.read_text("utf-8", errors="replace") for path in (stdout, stderr))
-    return Finished(shell_code(code), said, told, time.perf_counter() - start)
+        folder = Path(name)
+        with command(words, folder, variables) as child:
+            code = exit_code(child, seconds)
+        stdout, stderr = (read_output(folder / name) for name in ("stdout", "stderr"))
+    return Finished(code, stdout, stderr, time.perf_counter() - start)
+
+
+def read_output(path: Path) -> str:
+    """Read what a command has written so far, which may not be UTF-8."""
+    return path.read_text("utf-8", errors="replace")

@@ -3,21 +3,20 @@
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from vigpipe.checkpoint.manifest import list_checkpoints
 from vigpipe.config.choices import Device
 from vigpipe.errors import DONE, PEER_LOST
-from vigpipe.launch.child import child_process, shell_code
 from vigpipe.report.markup import paragraph
 from vigpipe.run.follow import last_step
-from vigpipe.selftest.command import run_command
+from vigpipe.selftest.command import command, exit_code, read_output, run_command
 from vigpipe.selftest.machine import Machine
 from vigpipe.selftest.rows import Budget, Row, attempt
 from vigpipe.selftest.tables import Column, rows_table
@@ -69,50 +68,36 @@ def measure(machine: Machine, budget: Budget) -> Iterator[Row]:
     """Let the faults happen, each in a run of its own."""
     for fault in faults(machine):
         about = fault.timeout * (fault.code == PEER_LOST) + 25.0
-        yield attempt(fault.what, budget, about, MOST_SECONDS, lambda s, f=fault: suffer(f, s))
+        yield from attempt(fault.what, budget, about, MOST_SECONDS, partial(suffer, fault))
 
 
-def suffer(fault: Fault, seconds: float) -> Row:
+def suffer(fault: Fault, seconds: float) -> list[Row]:
     """Train, let the fault happen after a checkpoint, and go on from the checkpoint.
 
-    Args:
-        fault: the fault.
-        seconds: the time that all of it may take.
-
     Raises:
-        OutOfTime: it took longer.
+        OutOfTime: all of it took longer than `seconds`.
         RuntimeError: the run ended before the fault.
     """
     deadline = time.monotonic() + seconds
     with tempfile.TemporaryDirectory(prefix="vigpipe-selftest-") as name:
         place = Path(name)
         folder = place / "run"
-        command = [*_words(fault, folder), "--steps", str(ENDLESS)]
-        with (
-            (place / "stderr").open("wb") as errors,
-            child_process(
-                [sys.executable, "-m", "vigpipe", *command],
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                env=_environment(place),
-            ) as child,
-        ):
-            _wait(lambda: bool(list_checkpoints(folder)), child, deadline, place)
+        variables = {**os.environ, "TMPDIR": name}  # Ranks leave their process ids there.
+        endless = [*_words(fault, folder), "--steps", str(ENDLESS)]
+        with command(endless, place, variables) as child:
+            _wait_for_checkpoint(folder, child, deadline, place / "stderr")
             os.kill(_pid(place, fault, child.pid), fault.signal)
             began = time.monotonic()
-            try:
-                code = child.wait(deadline - began)
-            except subprocess.TimeoutExpired:
-                raise OutOfTime("the run has not ended") from None
+            code = exit_code(child, deadline - began)
             ended_after = time.monotonic() - began
-        told = (place / "stderr").read_text("utf-8", errors="replace").strip().splitlines()
+        told = read_output(place / "stderr").strip().splitlines()
         before = last_step(folder)
         saved = list_checkpoints(folder)
         goal = before + 2
         words = [*_words(fault, folder), "--steps", str(goal), "--resume", "auto"]
-        resumed = run_command(words, max(1.0, deadline - time.monotonic()), _environment(place))
+        resumed = run_command(words, max(1.0, deadline - time.monotonic()), variables)
         values = {
-            "code": shell_code(code),
+            "code": code,
             "expected": fault.code,
             "told": told[-1] if told else "",
             "seconds": ended_after,
@@ -120,15 +105,13 @@ def suffer(fault: Fault, seconds: float) -> Row:
             "checkpoint": saved[0].name if saved else "",
             "resumed": resumed.code == DONE and last_step(folder) == goal,
         }
-    return judge(fault, values)
+    return [judge(fault, values)]
 
 
 def judge(fault: Fault, values: Mapping[str, object]) -> Row:
     """Say what is wrong with how a run has ended after a fault, if anything is.
 
-    Args:
-        fault: the fault.
-        values: what was seen, as in `suffer`.
+    The values are those that `suffer` has seen.
     """
     wrong = []
     if values["code"] != fault.code:
@@ -157,10 +140,6 @@ def _words(fault: Fault, folder: Path) -> list[str]:
     return ["train", *(str(word) for pair in options.items() for word in pair)]
 
 
-def _environment(place: Path) -> dict[str, str]:
-    return {**os.environ, "TMPDIR": str(place)}  # where ranks leave their process ids
-
-
 def _pid(place: Path, fault: Fault, child: int) -> int:
     """Return the process id of the last rank."""
     if fault.num_ranks == 1:
@@ -169,15 +148,12 @@ def _pid(place: Path, fault: Fault, child: int) -> int:
     return int(path.read_text())
 
 
-def _wait(
-    condition: Callable[[], bool],
-    child: "subprocess.Popen[bytes]",
-    deadline: float,
-    place: Path,
+def _wait_for_checkpoint(
+    folder: Path, child: "subprocess.Popen[bytes]", deadline: float, stderr: Path
 ) -> None:
-    while not condition():
+    while not list_checkpoints(folder):
         if child.poll() is not None:
-            last = last_line((place / "stderr").read_text("utf-8", errors="replace"))
+            last = last_line(read_output(stderr))
             raise RuntimeError(f"the run ended with {child.returncode} before the fault: {last}")
         if time.monotonic() > deadline:
             raise OutOfTime("the run has saved no checkpoint")

@@ -12,6 +12,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,12 @@ def measure(machine: Machine, budget: Budget) -> Iterator[Row]:
         yield Row("NCCL", "skipped", note="it takes two GPUs")
         return
     for world_size in sorted({n for n in (2, 4, 8) if n <= num_gpus} | {num_gpus}):
-        found: list[Row] = []
+        work = partial(_rows, world_size, machine.device)
+        yield from attempt(f"{world_size} GPUs", budget, ABOUT_SECONDS, MOST_SECONDS, work)
 
-        def work(seconds: float, n: int = world_size, found: list[Row] = found) -> Row:
-            figures = call(measure_links, n, machine.device, SIZES, seconds=seconds)
-            found.extend(map(row_of, figures))
-            return found[0]
 
-        row = attempt(f"{world_size} GPUs", budget, ABOUT_SECONDS, MOST_SECONDS, work)
-        yield from found or [row]
+def _rows(world_size: int, device_name: Device, seconds: float) -> list[Row]:
+    return list(map(row_of, call(measure_links, world_size, device_name, SIZES, seconds=seconds)))
 
 
 def row_of(values: Mapping[str, Any]) -> Row:

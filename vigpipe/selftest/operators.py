@@ -5,6 +5,7 @@ Plain torch on the device is compared as well: it is what serves where no fused 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -242,14 +243,13 @@ def _off_in_nearness(case: Case, actual: Tensor, expected: Tensor) -> float:
 def measure(machine: Machine, budget: Budget) -> Iterator[Row]:
     """Compare every operator with plain torch on the CPU, each in a process of its own."""
     for name in OPERATORS:
-        results: list[Compared] = []
+        work = partial(_rows, name, machine.device)
+        yield from attempt(name, budget, ABOUT_SECONDS, MOST_SECONDS, work)
 
-        def work(seconds: float, name: str = name, results: list[Compared] = results) -> Row:
-            results += call(compare, name, machine.device, seconds=seconds)
-            return Row(name, "measured")
 
-        row = attempt(name, budget, ABOUT_SECONDS, MOST_SECONDS, work)
-        yield from [row_of(name, result) for result in results] or [row]
+def _rows(name: str, device_name: Device, seconds: float) -> list[Row]:
+    results: list[Compared] = call(compare, name, device_name, seconds=seconds)
+    return [row_of(name, result) for result in results]
 
 
 def row_of(name: str, result: Compared) -> Row:

@@ -32,21 +32,19 @@ def measure(machine: Machine, budget: Budget) -> Iterator[Row]:
     model: VigModel = "vig_ti_224" if machine.gpus else "vig_cifar_ti"
     dtype: Dtype = "bfloat16" if machine.gpus else "float32"
     batch_size = batch_size_of(machine)
-    kernels: list[Row] = []
 
-    def work(seconds: float) -> Row:
+    def work(seconds: float) -> list[Row]:
         shape = (model, batch_size, dtype, machine.device, machine.num_threads)
         found = call(profile_step, *shape, seconds=seconds)
         whole = found["step_seconds"]
-        kernels.extend(
+        kernels = [
             Row(kernel.pop("name"), "measured", {**kernel, "share": kernel["seconds"] / whole})
             for kernel in found.pop("kernels")
-        )
+        ]
         values = {"model": model, "dtype": dtype, "batch_size": batch_size, **found}
-        return Row("step", "measured", values)
+        return [Row("step", "measured", values), *kernels]
 
-    yield attempt("step", budget, ABOUT_SECONDS, MOST_SECONDS, work)
-    yield from kernels
+    yield from attempt("step", budget, ABOUT_SECONDS, MOST_SECONDS, work)
 
 
 def profile_step(

@@ -76,26 +76,31 @@ class Part:
 
 
 def attempt(
-    what: str, budget: Budget, about: float, most: float, work: Callable[[float], Row]
-) -> Row:
-    """Make one row; time that runs out skips it, and any other error makes it one that failed.
+    what: str, budget: Budget, about: float, most: float, work: Callable[[float], Sequence[Row]]
+) -> Sequence[Row]:
+    """Do some work, and return its rows; if it has none, one row says why.
 
     Args:
-        what: what is tried.
-        budget: the time of the part.
-        about: seconds that it is expected to take; with less left, it is not begun.
-        most: seconds after which it hangs.
-        work: is given the seconds it may take, and returns the row.
+        what: what is tried; the name of the row that says why there are no others.
+        budget: time that runs out makes a row that is skipped; any error, one that failed.
+        about: seconds that the work is expected to take; with less left, it is not begun.
+        most: seconds after which it counts as hanging.
+        work: is given the seconds that it may take.
     """
     left = budget.left
     if left < about:
         note = f"not begun: of its share of the budget {left:.0f} s were left, and it may take "
-        return Row(what, "skipped", note=f"{note}{about:.0f} s")
+        return [Row(what, "skipped", note=f"{note}{about:.0f} s")]
     try:
         return work(min(left, most))
     except OutOfTime:
         if left > most:
-            return Row(what, "failed", note=f"did not end within {most:.0f} s")
-        return Row(what, "skipped", note=f"cut off after {left:.0f} s: its budget was used up")
+            return [Row(what, "failed", note=f"did not end within {most:.0f} s")]
+        return [Row(what, "skipped", note=f"cut off after {left:.0f} s: its budget was used up")]
     except Exception as error:
-        return Row(what, "failed", note=one_line(f"{type(error).__name__}: {error}"))
+        return [failed(what, error)]
+
+
+def failed(what: str, error: Exception) -> Row:
+    """Make the row of what an unexpected error has ended."""
+    return Row(what, "failed", note=one_line(f"{type(error).__name__}: {error}"))

@@ -22,7 +22,7 @@ from vigpipe.run.provenance import provenance, this_command
 from vigpipe.selftest import checks, faults, links, operators, profile, speed
 from vigpipe.selftest.machine import look_at_machine
 from vigpipe.selftest.page import PartResult, Result, as_json, counts, page, summary, today
-from vigpipe.selftest.rows import Budget, Part, Row
+from vigpipe.selftest.rows import Budget, Part, Row, failed
 from vigpipe.selftest.way import NUM_WARMUP
 from vigpipe.selftest.worker import OutOfTime, WorkerError, call
 
@@ -113,4 +113,4 @@ def guarded(part: Part, rows: Iterator[Row]) -> Iterator[Row]:
     try:
         yield from rows
     except Exception as error:
-        yield Row(part.name, "failed", note=one_line(f"{type(error).__name__}: {error}"))
+        yield failed(part.name, error)

@@ -7,9 +7,9 @@ import signal
 import tempfile
 import traceback
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from vigpipe.errors import InputError
@@ -51,12 +51,7 @@ class Worker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     @property
@@ -120,13 +115,8 @@ class Worker:
 
 def call(function: Callable[..., Any], *arguments: object, seconds: float) -> Any:  # noqa: ANN401
     """Call a function in a fresh process; raises what `Worker.ask` raises."""
-    with Worker(_Caller) as worker:
-        return worker.ask("call", function, arguments, seconds=seconds)
-
-
-class _Caller:
-    def call(self, function: Callable[..., Any], arguments: tuple[object, ...]) -> Any:  # noqa: ANN401
-        return function(*arguments)
+    with Worker(partial, function, *arguments) as worker:
+        return worker.ask("__call__", seconds=seconds)
 
 
 def _serve(
