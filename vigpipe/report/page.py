@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import vigpipe
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
 from vigpipe.files.outputs import check_new_file
@@ -15,7 +14,7 @@ from vigpipe.report.markup import escape, paragraph, table
 from vigpipe.report.read import Evaluation, ReportedRun, read_runs
 from vigpipe.report.replicas import replica_section
 from vigpipe.report.scaling import scaling_section
-from vigpipe.report.style import HEAD
+from vigpipe.report.style import document
 from vigpipe.report.terms import explain
 from vigpipe.report.times import has_times, time_sections
 
@@ -48,17 +47,10 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
 
 def page(runs: Sequence[ReportedRun]) -> str:
     """Make the HTML of the page about these runs."""
-    from plotly.offline import get_plotlyjs
-
     names = ", ".join(run.name for run in runs)
     title = f"vigpipe report: {names if len(runs) <= 3 else f'{len(runs)} runs'}"
     body = "\n".join([*_overview(runs), *_courses(runs), *_replicas(runs), *_times(runs)])
-    return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n{MARK}\n<title>{escape(title)}</title>\n'
-        f"{HEAD}\n<script>{get_plotlyjs()}</script>\n</head>\n<body>\n<main>\n<h1>{escape(title)}</h1>\n"
-        f"{body}\n<footer>vigpipe {escape(vigpipe.__version__)}. {_HOW_TO_ZOOM}</footer>\n"
-        "</main>\n</body>\n</html>\n"
-    )
+    return document(MARK, title, body, f". {_HOW_TO_ZOOM}")
 
 
 def _overview(runs: Sequence[ReportedRun]) -> Iterator[str]:

@@ -1,4 +1,7 @@
-"""The head of the page: its light and dark style, and a policy that forbids network requests."""
+"""The frame of a page: its light and dark style, and a policy that forbids network requests."""
+
+import vigpipe
+from vigpipe.report.markup import escape
 
 # The policy forbids every network request, even if a script of the page should try one.
 POLICY = (
@@ -50,8 +53,28 @@ footer { margin-top: 3rem; }
 .js-plotly-plot .zoombox-corners { stroke: var(--text) !important; }
 """
 
-HEAD = f"""<meta charset="utf-8">
+_HEAD = f"""<meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{POLICY}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="data:,">
 <style>{STYLE}</style>"""
+
+
+def document(mark: str, title: str, body: str, advice: str = "") -> str:
+    """Make the HTML of a page that opens from disk, and draws its charts without a network.
+
+    Args:
+        mark: the line by which a command knows its own pages again.
+        title: plain text; also the first heading.
+        body: HTML below the heading.
+        advice: plain text for the foot of the page, behind the version.
+    """
+    from plotly.offline import get_plotlyjs
+
+    return (
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n{mark}\n<title>{escape(title)}</title>\n'
+        f"{_HEAD}\n<script>{get_plotlyjs()}</script>\n</head>\n<body>\n<main>\n"
+        f"<h1>{escape(title)}</h1>\n{body}\n"
+        f"<footer>vigpipe {escape(vigpipe.__version__)}{escape(advice)}</footer>\n"
+        "</main>\n</body>\n</html>\n"
+    )

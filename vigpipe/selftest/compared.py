@@ -1,6 +1,5 @@
 """What ways to compute are compared by, besides their time: peak memory and differences."""
 
-import os
 from contextlib import suppress
 
 import torch
@@ -11,39 +10,27 @@ from vigpipe.launch.device import peak_bytes, synchronize
 def begin_peak(device: torch.device) -> float:
     """Forget how much memory was used, and return the bytes that are in use now.
 
-    Those of the tensors on a GPU, or those of this process in RAM.
+    On a GPU these are the bytes of tensors, on a CPU those of this process in RAM.
     """
-    synchronize(device)  # before its first use a GPU has no statistics to reset
+    synchronize(device)  # A GPU has no statistics to reset before its first use.
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return float(torch.cuda.memory_allocated(device))
-    _forget_peak()
-    return float(_resident_bytes())
+    with suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
+        file.write("5")  # This resets the resident peak, see proc(5).
+    return float(_resident("VmRSS"))
 
 
 def end_peak(device: torch.device) -> float:
     """Return the most bytes that were in use since `begin_peak`."""
-    return float(peak_bytes(device) if device.type == "cuda" else _resident_peak())
+    return float(peak_bytes(device) if device.type == "cuda" else _resident("VmHWM"))
 
 
-def _forget_peak() -> None:
-    with suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as file:
-        file.write("5")  # resets the resident peak, see proc(5)
-
-
-def _resident_bytes() -> int:
-    return _status("VmRSS") or peak_bytes(torch.device("cpu"))
-
-
-def _resident_peak() -> int:
-    return _status("VmHWM") or peak_bytes(torch.device("cpu"))
-
-
-def _status(name: str) -> int:
-    if not os.path.exists("/proc/self/status"):
-        return 0
-    with open("/proc/self/status", encoding="ascii") as file:
+def _resident(name: str) -> int:
+    """Read the bytes of a line of /proc/self/status; without that file, return the peak so far."""
+    with suppress(OSError), open("/proc/self/status", encoding="ascii") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name))
+    return peak_bytes(torch.device("cpu"))
 
 
 def relative_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:

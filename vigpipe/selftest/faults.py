@@ -37,7 +37,7 @@ class Fault:
         num_ranks: stages of the run; a single rank is the process of the command itself.
         device: cpu or cuda.
         code: the exit code that must follow.
-        timeout: the option --timeout in seconds, at which a frozen rank is noticed.
+        timeout: the option --timeout in seconds, after which a frozen rank is noticed.
     """
 
     what: str
@@ -141,7 +141,7 @@ def _words(fault: Fault, folder: Path) -> list[str]:
 
 
 def _pid(place: Path, fault: Fault, child: int) -> int:
-    """Return the process id of the last rank."""
+    """Return the process id of the last rank; `child` is that of the command."""
     if fault.num_ranks == 1:
         return child
     (path,) = place.glob(f"vigpipe-*/rank{fault.num_ranks - 1}.pid")

@@ -37,7 +37,7 @@ ABOUT_SECONDS, MOST_SECONDS = 20.0, 90.0
 TIMEOUT_SECONDS = 60.0
 SIZES = (8, 1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 28)  # bytes
 NUM_WARMUP = 5
-MOST_REPEATS, MOST_BYTES = 50, 1 << 31  # what is sent for one figure
+MOST_REPEATS, MOST_BYTES = 50, 1 << 31  # for one figure, whichever is reached first
 
 
 def measure(machine: Machine, budget: Budget) -> Iterator[Row]:
@@ -72,16 +72,11 @@ def _binary(num_bytes: int) -> str:
 def measure_links(
     world_size: int, device_name: Device, sizes: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Start ranks that measure; runs in a process of its own.
-
-    Args:
-        world_size: number of ranks, at least 2.
-        device_name: cpu or cuda; each rank takes a GPU.
-        sizes: sizes of the messages in bytes.
+    """Start ranks that measure, each on a GPU of its own; runs in a process of its own.
 
     Returns:
-        For every operation and size: operation, ranks, bytes, seconds of one message, and
-        algorithm_bandwidth and bus_bandwidth in bytes a second.
+        For every operation and each of `sizes`, in bytes: operation, ranks, bytes, seconds of one
+        message, and algorithm_bandwidth and bus_bandwidth in bytes a second.
 
     Raises:
         RuntimeError: a rank has failed.

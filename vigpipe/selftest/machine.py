@@ -58,11 +58,8 @@ class Machine:
 def look_at_machine(requested: Device) -> Machine:
     """Describe this machine; call this in a process of its own, for it opens a context on a GPU.
 
-    Args:
-        requested: the option --device.
-
     Raises:
-        InputError: a GPU is requested, and torch sees none.
+        InputError: --device asks for a GPU, and torch sees none.
     """
     device = device_alone(requested)
     has_gpu = device.type == "cuda"

@@ -32,7 +32,7 @@ class Case:
     """A call of an operator.
 
     Attributes:
-        sizes: in words.
+        sizes: the sizes of the inputs, in words.
         tensors: the inputs on the CPU; those that need a gradient have `requires_grad`.
         run: calls the operator on the inputs, plain or fused; its result has the gradient.
         is_exact: all arithmetic is in small whole numbers: the results must be equal, ties too.
@@ -49,11 +49,11 @@ class Compared:
     """A call of an operator on the device, compared with plain torch on the CPU.
 
     Attributes:
-        case: the sizes, in words.
-        version: what served.
-        forward: the largest difference of the result; of a graph whose arithmetic is exact, the
-            number of other indices; of another graph, the largest difference in nearness between
-            the neighbours of the same place.
+        case: the sizes of the inputs, in words.
+        version: the version of the operator that served, as `ops.versions` names it.
+        forward: the largest difference of the result. For a graph whose arithmetic is exact, the
+            number of other indices; for another graph, the largest difference in nearness between
+            neighbours in the same position.
         backward: the largest difference of a gradient; None if there is none.
         bound: the largest difference allowed.
     """
@@ -170,12 +170,7 @@ def _hidden() -> Iterator[Case]:
 
 
 def compare(name: str, device_name: Device) -> list[Compared]:
-    """Run every case of an operator on a device, fused and plain; runs in a process of its own.
-
-    Args:
-        name: one of OPERATORS.
-        device_name: cpu or cuda.
-    """
+    """Run every case of an operator on a device, fused and plain."""
     device = device_alone(device_name)
     served = ops.versions(device.type)[name]
     versions = {"fused": served}
@@ -224,8 +219,7 @@ def _run(case: Case, device: torch.device, *, fused: bool) -> tuple[Tensor, list
 def _off_in_nearness(case: Case, actual: Tensor, expected: Tensor) -> float:
     """Compare how near the chosen neighbours are, in float64: near-ties may be chosen either way.
 
-    Returns:
-        The largest difference at the same place; infinite if a node has a neighbour twice.
+    Returns the largest difference in the same position; infinite if a node has a neighbour twice.
     """
     x, y, bias = case.tensors
     assert x is not None

@@ -2,21 +2,19 @@
 
 import json
 import math
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
-import vigpipe
 from vigpipe.report.markup import escape, paragraph, size, table
-from vigpipe.report.style import HEAD
+from vigpipe.report.style import document
 from vigpipe.run.provenance import format_versions
 from vigpipe.selftest.machine import Machine
 from vigpipe.selftest.rows import Outcome, Part, Row
 
 MARK = '<meta name="generator" content="vigpipe selftest">'
-FORMAT = 1  # of result.json
+JSON_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -71,8 +69,6 @@ def counts(rows: Sequence[Row]) -> str:
 
 def page(result: Result) -> str:
     """Make the HTML of the page, which opens from disk and needs no network."""
-    from plotly.offline import get_plotlyjs
-
     title = f"vigpipe selftest: {result.machine.hardware}"
     body = [
         paragraph(summary(result), "warning" if result.failures else "running"),
@@ -82,13 +78,7 @@ def page(result: Result) -> str:
         body += [f"<h2>{escape(part.part.title)}</h2>"]
         body += [paragraph(f"{counts(part.rows)}, in {part.seconds:.0f} s.", "note")]
         body += part.part.section(part.rows)
-    text = "\n".join(body)
-    return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n{MARK}\n<title>{escape(title)}</title>\n'
-        f"{HEAD}\n<script>{get_plotlyjs()}</script>\n</head>\n<body>\n<main>\n"
-        f"<h1>{escape(title)}</h1>\n{text}\n"
-        f"<footer>vigpipe {escape(vigpipe.__version__)}</footer>\n</main>\n</body>\n</html>\n"
-    )
+    return document(MARK, title, "\n".join(body))
 
 
 def _origin(result: Result) -> list[str]:
@@ -113,7 +103,7 @@ def _origin(result: Result) -> list[str]:
 def as_json(result: Result) -> str:
     """Write the result as JSON; numbers that JSON has no word for become text."""
     whole = {
-        "format": FORMAT,
+        "format": JSON_FORMAT,
         **result.facts,
         "hardware": result.machine.hardware,
         "machine": asdict(result.machine),
@@ -137,8 +127,3 @@ def _strict(value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, Mapping):
         return {key: _strict(item) for key, item in value.items()}
     return [_strict(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def today() -> str:
-    """Return the date as in the names of results/."""
-    return time.strftime("%Y-%m-%d")

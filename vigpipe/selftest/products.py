@@ -46,15 +46,10 @@ def _like(x: Tensor) -> Tensor:
 
 
 def products_of(step: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """Make a function that repeats the products of a step, at their shapes, strides and types.
+    """Run a step once, and return a function that repeats its matrix products and convolutions.
 
-    The inputs are other memory for every product, as in the step itself.
-
-    Args:
-        step: is run once.
-
-    Returns:
-        A function that returns what the step returned.
+    Their inputs have the shapes, strides and types of the step's, and as in the step are other
+    memory for every product. The function returns what the step returned.
     """
     with _Recorded() as recorded:
         result = step()

@@ -52,17 +52,10 @@ def profile_step(
 ) -> dict[str, Any]:
     """Profile a step of `vigpipe train`; runs in a process of its own.
 
-    Args:
-        model: name of the model.
-        batch_size: images of a step.
-        dtype: the option --dtype.
-        device_name: cpu or cuda.
-        num_threads: threads of the process.
-
     Returns:
-        step_seconds: of a step; on a CPU, whose operators the profiler slows down, of a profiled
-            step.
-        peak_bytes: what weights, optimizer and the work take at most.
+        step_seconds: seconds of a step; on a CPU, whose operators the profiler slows down, those of
+            a profiled step.
+        peak_bytes: the most memory that weights, optimizer and the work take.
         kernels: name, calls and seconds a step of every kernel of a GPU, or operator of a CPU, the
             longest first.
     """
@@ -98,12 +91,10 @@ def profile_step(
 
 
 def kernels_of(events: EventList, num_steps: int, on_gpu: bool) -> list[dict[str, Any]]:
-    """Return what ran on the device, without what calls it, the longest first.
+    """Return what ran on the device in a profile's averages, without what calls it, longest first.
 
-    Args:
-        events: the averages of a profile.
-        num_steps: number of steps in it.
-        on_gpu: take the kernels of a GPU, not the operators of the CPU.
+    These are the kernels of a GPU if `on_gpu`, else the operators of the CPU; calls and seconds are
+    those of one of the profile's steps.
     """
     found: list[dict[str, Any]] = []
     for event in events:

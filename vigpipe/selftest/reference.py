@@ -17,14 +17,12 @@ from vigpipe.model.vig import VisionGnn
 def neighbours(
     x: Tensor, y: Tensor, bias: Tensor | None, k: int, dilation: int
 ) -> tuple[Tensor, Tensor]:
-    """Make the kNN graph and the max-relative aggregate.
-
-    Han et al. 2022 (arXiv:2206.00272).
+    """Make the kNN graph and the max-relative aggregate (Han et al. 2022, arXiv:2206.00272).
 
     Args:
         x: node features, (B, C, N, 1).
         y: features of the candidates for neighbours, (B, C, M, 1).
-        bias: relative positions to add to the distances, broadcast to (B, N, M); None for none.
+        bias: relative positions to add to the distances, broadcast to (B, N, M).
         k: neighbours per node.
         dilation: every dilation-th of the k * dilation nearest candidates is taken.
 
@@ -128,11 +126,7 @@ class _Stem(nn.Module):
 
 
 class ReferenceVig(nn.Module):
-    """A kNN, max-relative, BatchNorm ViG with the shape and the weights of a vigpipe model.
-
-    Args:
-        model: the model whose shape and weights are copied.
-    """
+    """A kNN, max-relative, BatchNorm ViG with the shape and a copy of the weights of `model`."""
 
     def __init__(self, model: VisionGnn) -> None:
         super().__init__()

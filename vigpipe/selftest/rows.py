@@ -34,12 +34,7 @@ class Row:
 
 
 class Budget:
-    """An amount of time that is being used up.
-
-    Args:
-        seconds: the amount.
-        clock: tells the time in seconds.
-    """
+    """An amount of time that is being used up; `clock` tells the time in seconds."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = seconds
@@ -51,9 +46,9 @@ class Budget:
         """Seconds that are left, at least 0."""
         return max(0.0, self._end - self._clock())
 
-    def part(self, share: float) -> "Budget":
-        """Return a budget of this share of what is left."""
-        return Budget(share * self.left, self._clock)
+    def part(self, fraction: float) -> "Budget":
+        """Return a budget of this fraction of what is left."""
+        return Budget(fraction * self.left, self._clock)
 
 
 @dataclass(frozen=True)
@@ -63,7 +58,7 @@ class Part:
     Attributes:
         name: its word in --parts and in the JSON.
         title: its heading.
-        weight: how much of what is left it may take, beside the weights of the later parts.
+        weight: its share of the time that is left is this by the sum of its and all later weights.
         measure: yields its rows within a budget.
         section: makes the HTML below its heading.
     """

@@ -21,7 +21,7 @@ from vigpipe.run.folder import make_output_folder
 from vigpipe.run.provenance import provenance, this_command
 from vigpipe.selftest import checks, faults, links, operators, profile, speed
 from vigpipe.selftest.machine import look_at_machine
-from vigpipe.selftest.page import PartResult, Result, as_json, counts, page, summary, today
+from vigpipe.selftest.page import PartResult, Result, as_json, counts, page, summary
 from vigpipe.selftest.rows import Budget, Part, Row, failed
 from vigpipe.selftest.way import NUM_WARMUP
 from vigpipe.selftest.worker import OutOfTime, WorkerError, call
@@ -29,7 +29,7 @@ from vigpipe.selftest.worker import OutOfTime, WorkerError, call
 PAGE, JSON = "page.html", "result.json"
 LOOK_SECONDS = 120.0
 LEAST_SECONDS, MOST_SECONDS = 1.0, 24 * 3600.0
-FOR_PARTS = 0.95  # of the budget; the rest is for imports, and for writing the page
+PARTS_SHARE = 0.95  # Imports and writing the page take the rest of the budget.
 WARM_UP = (
     f"{NUM_WARMUP} steps of every way, and one at the beginning of every turn; "
     f"{links.NUM_WARMUP} messages of every size"
@@ -46,13 +46,7 @@ PARTS = (
 
 
 def run_selftest(config: SelftestConfig) -> int:
-    """Run the self-test.
-
-    Args:
-        config: the options.
-
-    Returns:
-        The exit code: 1 if a row failed.
+    """Run the self-test, and return the exit code: 1 if a row failed.
 
     Raises:
         InputError: an option is wrong, or there is no such device.
@@ -84,7 +78,7 @@ def budget_seconds(text: str) -> float:
 
 
 def _run(parts: Sequence[Part], config: SelftestConfig, seconds: float, folder: Path) -> Result:
-    begin, budget = time.monotonic(), Budget(FOR_PARTS * seconds)
+    begin, budget = time.monotonic(), Budget(PARTS_SHARE * seconds)
     try:
         machine = call(look_at_machine, config.device, seconds=LOOK_SECONDS)
     except (OutOfTime, WorkerError) as error:
@@ -92,14 +86,19 @@ def _run(parts: Sequence[Part], config: SelftestConfig, seconds: float, folder: 
             f"--device {config.device}: a process that only looked for it failed ({error}); see "
             "whether nvidia-smi can talk to the GPUs, or choose --device cpu"
         ) from error
-    facts = {"command": this_command(), "date": today(), "warm_up": WARM_UP, **provenance()}
+    facts = {
+        "command": this_command(),
+        "date": time.strftime("%Y-%m-%d"),
+        "warm_up": WARM_UP,
+        **provenance(),
+    }
     print(one_line(f"{machine.hardware}; at most {seconds:.0f} s"))
     results: list[PartResult] = []
     result = Result(machine, facts, results, seconds, 0.0)
     for index, part in enumerate(parts):
         start = time.monotonic()
-        share = part.weight / sum(later.weight for later in parts[index:])
-        rows = list(guarded(part, part.measure(machine, budget.part(share))))
+        fraction = part.weight / sum(later.weight for later in parts[index:])
+        rows = list(guarded(part, part.measure(machine, budget.part(fraction))))
         results.append(PartResult(part, rows, time.monotonic() - start))
         print(one_line(f"{part.name}: {counts(rows)} ({results[-1].seconds:.0f} s)"), flush=True)
         result = Result(machine, facts, results, seconds, time.monotonic() - begin)

@@ -27,8 +27,8 @@ EAGER_AMP = Way("reference", False, "bfloat16")  # what the ratios are to
 MOST_REPEATS = 5
 MOST_AT_ONCE = 8  # processes that are prepared, and share the memory of a GPU
 ABOUT_EAGER_SECONDS, ABOUT_COMPILE_SECONDS, MOST_PREPARE_SECONDS = 10.0, 60.0, 240.0
-ABOUT_TURN_SECONDS = 2.0  # of a way; kept for all that will be prepared
-BATCH_SIZES = ((70e9, 128), (30e9, 64), (14e9, 32), (0.0, 16))  # by bytes of the GPU
+ABOUT_TURN_SECONDS = 2.0  # a way's; the budget keeps them for all ways that will be prepared
+BATCH_SIZES = ((70e9, 128), (30e9, 64), (14e9, 32), (0.0, 16))  # least bytes of the GPU, images
 CPU_BATCH_SIZE = 16
 
 
@@ -78,7 +78,8 @@ def batch_size_of(machine: Machine) -> int:
 def _measure_model(
     model: Model, ways: Sequence[Way], batch_size: int, machine: Machine, budget: Budget
 ) -> Iterator[Row]:
-    at_once = min(MOST_AT_ONCE, max(1, machine.num_threads // 2))  # while nothing is timed
+    # Several are prepared at once, because nothing is timed meanwhile.
+    at_once = min(MOST_AT_ONCE, max(1, machine.num_threads // 2))
     compilers = max(1, machine.num_threads // at_once)
     entries = entries_of(ways)
     turns_seconds = ABOUT_TURN_SECONDS * len(entries)
@@ -109,17 +110,14 @@ def _has_time(entry: Entry, budget: Budget, turns_seconds: float) -> bool:
 def _prepare(entries: Sequence[Entry], budget: Budget, turns_seconds: float) -> None:
     """Prepare some ways at once, and those that failed, maybe for want of memory, one by one.
 
-    Args:
-        entries: the ways.
-        budget: the time that is left.
-        turns_seconds: what the turns of all that is prepared will take of it.
+    `turns_seconds` of the budget are kept for the turns of all that is prepared.
     """
     for entry in entries:
         assert entry.worker is not None
         entry.worker.send("prepare")
-    room = max(1.0, budget.left - turns_seconds)
-    late: GivenUp = "failed" if room > MOST_PREPARE_SECONDS else "skipped"
-    deadline = monotonic() + min(MOST_PREPARE_SECONDS, room)
+    left = max(1.0, budget.left - turns_seconds)
+    late: GivenUp = "failed" if left > MOST_PREPARE_SECONDS else "skipped"
+    deadline = monotonic() + min(MOST_PREPARE_SECONDS, left)
     was_alone = len(entries) == 1
     again = [e for e in entries if not _receive(e, deadline, late, is_last_try=was_alone)]
     for entry in again:
@@ -157,10 +155,7 @@ def _take_turns(entries: Sequence[Entry], budget: Budget) -> None:
 def rows_of(model: str, batch_size: int, entries: Sequence[Entry]) -> Iterator[Row]:
     """Make the rows of one model in training or in inference.
 
-    Args:
-        model: its name.
-        batch_size: images of a step.
-        entries: its ways; those that were not given up have the same number of turns.
+    Ways that were not given up have the same number of turns.
     """
     timed = [entry for entry in entries if entry.outcome == "measured" and entry.seconds]
     seconds = {entry.way: entry.seconds for entry in timed}
@@ -199,7 +194,6 @@ def rows_of(model: str, batch_size: int, entries: Sequence[Entry]) -> Iterator[R
 def _ratio(
     seconds: Mapping[Way, list[float]], reference: Way | None, way: Way
 ) -> dict[str, float] | None:
-    """Return how many times faster a way is than another one: median, least and most."""
     if reference is None or reference not in seconds:
         return None
     found = ratio(seconds, reference, way)

@@ -10,13 +10,7 @@ WORDS = {"passed": "passed", "failed": "FAILED", "measured": "", "skipped": "ski
 
 
 class Column(NamedTuple):
-    """A column of a table.
-
-    Attributes:
-        head: its heading.
-        key: the name of its values in the rows.
-        form: how a value is written: a format, or a function.
-    """
+    """A column of a table: its heading, the name of its values in the rows, and their format."""
 
     head: str
     key: str
@@ -28,11 +22,8 @@ def rows_table(
 ) -> str:
     """Make a table with one line per row; below it stand the notes of the rows.
 
-    Args:
-        head: heading of what was tried.
-        rows: the rows; a value that a row does not have, or that is None, is left empty.
-        columns: the columns beside what was tried and its outcome.
-        style: CSS class of the table; empty for none.
+    `head` is the heading of what was tried, `columns` come after that and the outcome. A value that
+    a row does not have, or that is None, is left empty.
     """
     lines = [
         [

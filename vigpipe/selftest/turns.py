@@ -12,21 +12,22 @@ from vigpipe.selftest.worker import OutOfTime, Worker, WorkerError
 MOST_TURN_SECONDS = 60.0
 FINALISTS = 2
 GivenUp = Literal["failed", "skipped"]
-WIDEST = 0.2  # middle half of the turns' ratios, as a share of their median, that is a measurement
+# Turns whose ratios spread more are no measurement: the span of their middle half, by their median.
+WIDEST = 0.2
 
 
 @dataclass
 class Entry:
-    """A way of a model in the course of the measurement.
+    """One way to run a model, in the course of the measurement.
 
     Attributes:
         way: the way.
         mode: what it does.
         worker: its process; None before it is started.
         prepared: what is known after its first steps; None before.
-        seconds: of a step in every turn.
+        seconds: a step's, in every turn.
         outcome: failed or skipped if it has been given up.
-        note: why.
+        note: why it was given up.
         has_left: whether it takes no more turns, since other ways of the reference are faster.
     """
 
@@ -91,8 +92,7 @@ def _leave_finalists(entries: Sequence[Entry]) -> None:
 def best_reference(seconds: Mapping[Way, Sequence[float]]) -> Way | None:
     """Return the fastest of the reference's ways that took all turns; None if there is none.
 
-    Args:
-        seconds: of every turn of every way.
+    `seconds` has those of every turn of every way.
     """
     references = {way: turns for way, turns in seconds.items() if way.formulation == "reference"}
     most = max(map(len, references.values()), default=0)
@@ -102,12 +102,12 @@ def best_reference(seconds: Mapping[Way, Sequence[float]]) -> Way | None:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times faster a way is than another one.
+    """How many times faster one way is than another one, turn by turn.
 
     Attributes:
-        median: of all turns.
-        least: of all turns.
-        most: of all turns.
+        median: over all turns.
+        least: the smallest of them.
+        most: the largest of them.
         is_measurable: whether the turns agree: their middle half spans at most WIDEST.
     """
 

@@ -42,7 +42,7 @@ Precision = Literal["float32", "tf32", "bfloat16"]
 Mode = Literal["training", "inference"]
 NUM_WARMUP = 3  # steps, in which kernels are compiled and the allocator grows
 TURN_SECONDS, MOST_STEPS = 0.3, 20  # a turn takes about so long, but not more steps
-LEAST_STEPS = 3  # on a CPU, which others may interrupt
+LEAST_CPU_STEPS = 3  # other programs may interrupt one of them
 NUM_COMPARED = 2  # images whose logits are compared
 
 
@@ -91,10 +91,10 @@ class Prepared:
     """What is known of a way before it is timed.
 
     Attributes:
-        first_seconds: of the first step, with compiling.
-        step_seconds: of a later step.
-        peak_bytes: what weights, optimizer and the work itself take at most.
-        logits: of the first images; none in training.
+        first_seconds: the first step took so long, with compiling.
+        step_seconds: a later step took so long.
+        peak_bytes: the most memory that weights, optimizer and the work itself take.
+        logits: those of the first images; none in training.
     """
 
     first_seconds: float
@@ -113,13 +113,7 @@ def training_step(
 ) -> Callable[[], object]:
     """Make the step of `vigpipe train` on one batch of noise.
 
-    Args:
-        model: name of the model.
-        batch_size: images of the batch.
-        dtype: the option --dtype.
-        compiled: the option --compile.
-        device: device to run on.
-        graph: the option --cuda-graph.
+    `dtype`, `compiled` and `graph` are the options --dtype, --compile and --cuda-graph.
     """
     repeat_convolutions()
     config = TrainConfig(
@@ -144,14 +138,8 @@ def step_of(rank_state: RankState) -> Callable[[], object]:
 class Contender:
     """A model that is run in one way, in turns with others in other processes.
 
-    Args:
-        model: name of the model.
-        way: how to run it.
-        mode: what it does.
-        batch_size: images of a step.
-        device_name: cpu or cuda.
-        num_threads: threads of this process.
-        num_compilers: processes that compile kernels.
+    `batch_size` counts the images of a step, and `num_compilers` the processes that compile
+    kernels.
     """
 
     def __init__(
@@ -195,7 +183,7 @@ class Contender:
             assert isinstance(result, torch.Tensor)
             logits = result[:NUM_COMPARED].float().tolist()
         seconds = min(self._timed(self._step)[0] for _ in range(NUM_WARMUP - 1))
-        least = LEAST_STEPS if self._device.type == "cpu" else 1
+        least = LEAST_CPU_STEPS if self._device.type == "cpu" else 1
         self._num_steps = min(MOST_STEPS, max(least, round(TURN_SECONDS / seconds)))
         peak = end_peak(self._device) - before
         return Prepared(first_seconds, seconds, peak, logits)
@@ -206,7 +194,8 @@ class Contender:
         self._step()  # takes from the device the memory that it gave back
         if self._device.type == "cpu":
             seconds = median(self._timed(self._step)[0] for _ in range(self._num_steps))
-        else:  # which is only asked after the last one, so that it never waits for the host
+        else:
+            # The GPU is asked only after the last step, so that it never waits for the host.
             synchronize(self._device)
             seconds = self._timed(self._run_steps)[0] / self._num_steps
         release()
@@ -242,12 +231,7 @@ def make_step(
 ) -> Callable[[], object]:
     """Make a training step with AdamW, or a forward in evaluation mode, which returns the logits.
 
-    Args:
-        model_name: name of the model.
-        way: how to run it; products are those of such a step.
-        mode: what it does.
-        batch_size: images of a step.
-        device: device to run on.
+    Products are those of such a step; see `Way`.
     """
     is_training = mode == "training"
     if is_training and way.formulation == "ours":
@@ -264,8 +248,8 @@ def make_step(
     generator = torch.Generator().manual_seed(0)
     size = VIG_SHAPES[model_name].img_size
     images = torch.randn(batch_size, 3, *size, generator=generator).to(device)
-    on_gpu = way.formulation == "reference" and device.type == "cuda"  # as torch advises with AMP
-    if way.channels_last or on_gpu:
+    is_reference_on_gpu = way.formulation == "reference" and device.type == "cuda"
+    if way.channels_last or is_reference_on_gpu:  # torch advises it with AMP
         images = images.contiguous(memory_format=torch.channels_last)
         model = model.to(memory_format=torch.channels_last)
     labels = torch.randint(NUM_CLASSES, (batch_size,), generator=generator).to(device)
@@ -289,7 +273,7 @@ def make_step(
         optimizer.step()
         return logits.detach()
 
-    @torch.no_grad()  # frozen weights are constants for it, and not in inference mode
+    @torch.no_grad()  # freezing takes weights for constants here, but not in inference mode
     def infer() -> Tensor:
         begin()
         with autocast():

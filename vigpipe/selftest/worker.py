@@ -15,7 +15,7 @@ from typing import Any, Self
 from vigpipe.errors import InputError
 from vigpipe.launch.failures import die_with
 
-GRACE_SECONDS = 10.0  # for the end of a process that has nothing to do
+GRACE_SECONDS = 10.0  # a process that has nothing to do is given so long to end
 _LONGEST_TAIL = 500  # characters of what a process said last
 
 
@@ -34,7 +34,7 @@ class Worker:
 
     Args:
         make: makes the object in the process; must be importable by its name.
-        arguments: arguments of `make`.
+        arguments: those of `make`.
     """
 
     def __init__(self, make: Callable[..., object], *arguments: object) -> None:
@@ -42,8 +42,8 @@ class Worker:
         self._folder = tempfile.TemporaryDirectory(prefix="vigpipe-worker-")
         self._output = Path(self._folder.name) / "output"
         self._connection, theirs = context.Pipe()
-        place = (theirs, str(self._output), os.getpid())
-        self._process = context.Process(target=_serve, args=(*place, make, arguments))
+        given = (theirs, str(self._output), os.getpid(), make, arguments)
+        self._process = context.Process(target=_serve, args=given)
         self._process.start()
         self._is_busy = False
         theirs.close()
@@ -60,15 +60,10 @@ class Worker:
         return self._connection.closed
 
     def ask(self, method: str, *arguments: object, seconds: float) -> Any:  # noqa: ANN401
-        """Call a method of the object and wait for its result.
-
-        Args:
-            method: name of the method.
-            arguments: its arguments, which are pickled, like its result.
-            seconds: after this time the process is killed.
+        """Call a method of the object and wait for its result; both travel pickled.
 
         Raises:
-            OutOfTime: there was no result in time.
+            OutOfTime: there was no result within `seconds`; the process was killed.
             InputError: the method raised one.
             WorkerError: the method raised another exception, or the process ended.
         """
@@ -107,7 +102,8 @@ class Worker:
         if not self._is_busy:
             wait([self._process.sentinel], GRACE_SECONDS)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid or 0, signal.SIGKILL)  # before its number is given away
+            # This comes before the join, after which its number may be another process's.
+            os.killpg(self._process.pid or 0, signal.SIGKILL)
         self._process.kill()  # it may not have a group of its own yet
         self._process.join()
         self._folder.cleanup()
