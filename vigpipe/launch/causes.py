@@ -9,12 +9,7 @@ from vigpipe.launch.processes import SERVER_GONE
 
 
 class Cause(NamedTuple):
-    """Why ranks have ended.
-
-    Attributes:
-        code: the exit code that tells it.
-        sentence: the same in words; empty if a rank has printed it.
-    """
+    """Why ranks have ended: an exit code, and a sentence, empty if a rank has printed it."""
 
     code: int
     sentence: str = ""
@@ -25,10 +20,8 @@ def find_cause(
 ) -> Cause:
     """Find the cause of the end of several ranks.
 
-    Args:
-        exit_codes: their exit codes, as `RankProcesses.failures` has them.
-        records: their records of failures, earliest first.
-        frozen: those that were killed because they neither worked nor ended.
+    `exit_codes` are as `RankProcesses.failures` has them, and the records of failures are earliest
+    first. Ranks that were killed because they neither worked nor ended are `frozen`.
     """
     for record in records:
         if record["kind"] == "own":

@@ -30,14 +30,8 @@ def child_process(command: Sequence[str], **options: Any) -> Iterator[subprocess
     """Start a command; when this context ends, however it ends, none of its processes is left.
 
     The command gets its own process group: Ctrl-C reaches it only through this process, and the
-    processes it leaves behind can be ended. An exception in this context asks it to stop first.
-
-    Args:
-        command: the program and its arguments; no shell is involved.
-        options: further arguments of subprocess.Popen.
-
-    Yields:
-        The process, whose stdin is empty.
+    processes it leaves behind can be ended. An exception in this context asks it to stop first. Its
+    stdin is empty; `options` are further arguments of subprocess.Popen.
     """
     child = None
     try:
@@ -66,14 +60,9 @@ def shell_code(code: int) -> int:
 
 
 def run_child(command: Sequence[str], stderr: IO[bytes] | None = None) -> int:
-    """Run a command to its end; its stdout is dropped.
+    """Run a command to its end without its stdout; return its exit code as `shell_code` does.
 
-    Args:
-        command: the program and its arguments, as for `child_process`.
-        stderr: what its stderr goes to; by default that of this process.
-
-    Returns:
-        The exit code of the command, or 128 + n if signal n ended it.
+    Its stderr goes to `stderr`, by default to that of this process.
     """
     with (
         left_to_handlers(),

@@ -14,18 +14,15 @@ from torch import Tensor
 
 from vigpipe.config.choices import Device, Dtype, Sync
 
-POLL_SECONDS = 1e-4  # between two looks whether a GPU has reached a point
+POLL_SECONDS = 1e-4  # a rank that waits for its GPU asks it this often
 
 
 def count_gpus(requested: Device, *, can_compute: bool = False) -> int:
     """Count the GPUs that this process sees; none if --device cpu leaves them alone.
 
     A process that starts ranks counts them through NVML, which makes no CUDA context and leaves
-    forks of the process able to use CUDA.
-
-    Args:
-        requested: the option --device.
-        can_compute: ask CUDA too whether it can use them; for ranks.
+    forks of the process able to use CUDA. With `can_compute`, which is for ranks, CUDA is asked too
+    whether it can use them.
     """
     if requested == "cpu" or (can_compute and not torch.cuda.is_available()):
         return 0
@@ -38,10 +35,9 @@ def gpu_uuid(index: int) -> str:
 
 
 def take_device(gpu: int | None) -> torch.device:
-    """Make a GPU the one on which this process computes.
+    """Make a GPU, by its number among those that this process sees, the one that it computes on.
 
-    Args:
-        gpu: number of the GPU among those that this process sees; None for the CPU.
+    None is the CPU.
     """
     if gpu is None:
         return torch.device("cpu")
@@ -140,8 +136,7 @@ def sender(device: torch.device) -> Callable[[Tensor], Tensor] | None:
 class SideStream:
     """Does work of a GPU beside what it computes, such as the copy of the next batch.
 
-    Args:
-        device: the GPU; any other device does its work at once.
+    Any other device does its work at once.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -167,11 +162,8 @@ def runs_ahead(device: torch.device) -> bool:
 def record_graph(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
     """Record what a function does on the GPU, as a CUDA graph; nothing is done yet.
 
-    Args:
-        function: reads and changes tensors that stay where they are.
-
-    Returns:
-        What replays it, and its result, which each replay writes anew.
+    The function reads and changes tensors that stay where they are. Returned are what replays it,
+    and its result, which each replay writes anew.
     """
     graph = torch.cuda.CUDAGraph()
     # Other threads read images and write checkpoints meanwhile, and may use the GPU.
@@ -181,11 +173,7 @@ def record_graph(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Te
 
 
 class ToHost:
-    """Numbers on their way from a device to the host, which goes on meanwhile.
-
-    Args:
-        values: (n,) on the device.
-    """
+    """Numbers, (n,), on their way from a device to the host, which goes on meanwhile."""
 
     def __init__(self, values: Tensor) -> None:
         self._values, self._event = values, None
@@ -233,11 +221,6 @@ def hardware(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     name = ""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            name = next(
-                (line.split(":", 1)[1].strip() for line in file if "model name" in line), ""
-            )
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        name = next((line.split(":", 1)[1].strip() for line in file if "model name" in line), "")
     return f"{name or 'CPU'}, {os.cpu_count()} cores"

@@ -64,9 +64,6 @@ class Launch:
 def from_environment(env: Mapping[str, str]) -> Launch:
     """Read this rank's place from the environment variables of its launcher.
 
-    Args:
-        env: environment variables.
-
     Raises:
         InputError: a variable is missing, malformed, or contradicts another one.
     """
@@ -223,15 +220,10 @@ def _too_many(name: str, text: str, most: int) -> InputError:
 def threads_per_rank(requested: int | None, ranks: Launch | int, env: Mapping[str, str]) -> int:
     """Choose the number of CPU threads of one rank.
 
-    It is what the user requested, else OMP_NUM_THREADS, else an equal share of the host's cores.
+    It is what the user requested with --threads, else OMP_NUM_THREADS, else an equal share of the
+    host's cores; under srun, SLURM_CPUS_PER_TASK is that share.
 
-    Args:
-        requested: the option --threads; None if it was not given.
-        ranks: this rank's launch, or the number of ranks that will share this host.
-        env: environment variables; under srun, SLURM_CPUS_PER_TASK is the equal share.
-
-    Returns:
-        A number of at least 1.
+    `ranks` is this rank's launch, or the number of ranks that will share this host.
 
     Raises:
         InputError: the request or a variable is not a count, or is more than THREADS_ANYWHERE and

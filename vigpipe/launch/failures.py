@@ -35,7 +35,8 @@ from vigpipe.files.names import escaped
 from vigpipe.launch.environment import FOLDER_VARIABLE, LAUNCHER_VARIABLE, Launch
 from vigpipe.messages import line
 
-SAVED_FILE = "saved"  # in start_local's folder, once its ranks have stopped with a checkpoint
+# Ranks that have stopped with a checkpoint leave this file in start_local's folder.
+SAVED_FILE = "saved"
 UNEXPECTED = 1  # Python's own code for an exception nobody caught
 CAUSE_SECONDS = 2.0  # how long a rank waits for another rank to record the cause
 
@@ -64,14 +65,10 @@ def run_rank(work: Callable[[], int], launch: Launch, failures: Sequence[Path] =
     os._exit, because collectives that are still going on and their threads can block Python's own
     exit, while the other ranks wait for its sockets to close.
 
-    Args:
-        work: does the work and returns the exit code. If the code is not 0, work must end with a
-            barrier, because launchers end the other ranks as soon as one rank returns such a code.
-        launch: this rank's place in the world.
-        failures: folders for failed-rank<R>.json, common to all ranks; `work` may add some.
-
-    Returns:
-        The exit code of `work`, or the one that fits its exception.
+    `work` returns the exit code; the code that is returned here is this one, or fits an exception.
+    If the code is not 0, `work` must end with a barrier, because launchers end the other ranks as
+    soon as one rank returns such a code. `failures` are folders for failed-rank<R>.json, common to
+    all ranks, to which `work` may add some.
     """
     began = time.time()
     private = []
@@ -81,7 +78,7 @@ def run_rank(work: Callable[[], int], launch: Launch, failures: Sequence[Path] =
         die_with(int(os.environ[LAUNCHER_VARIABLE]))
     for folder in (*failures, *private):
         with contextlib.suppress(OSError):
-            record_file(folder, launch.rank).unlink()  # of an earlier run
+            record_file(folder, launch.rank).unlink()  # an earlier run may have left it
     try:
         code = work()
         if code == SAVED:
@@ -113,10 +110,8 @@ def record_file(folder: Path, rank: int) -> Path:
 def remove_records(folder: Path, first_rank: int) -> None:
     """Remove the failures that ranks of an earlier run have left in the folder of this one.
 
-    Args:
-        folder: of the run.
-        first_rank: records of lower ranks stay. Give the number of ranks: each of them removes its
-            own record when it starts, and may have failed again since.
+    Records of ranks below `first_rank` stay. Give the number of ranks: each of them removes its own
+    record when it starts, and may have failed again since.
     """
     for path in folder.glob("failed-rank*.json"):
         rank = re.fullmatch(r"failed-rank([0-9]+)\.json", path.name)
@@ -131,12 +126,7 @@ def pid_file(folder: Path, rank: int) -> Path:
 
 
 def note_met(folder: Path, rank: int) -> None:
-    """Let the launcher know that the other ranks wait for this one no more as they do at the start.
-
-    Args:
-        folder: start_local's folder.
-        rank: this rank.
-    """
+    """Tell the launcher, in start_local's folder, that this rank has met the others."""
     (folder / f"met-rank{rank}").touch()
 
 
@@ -148,9 +138,7 @@ def have_met(folder: Path, ranks: Iterable[int]) -> bool:
 def declare_lost(folder: Path, replica: int) -> None:
     """Ask the launcher to go on without a replica that answers no more, as often as one likes.
 
-    Args:
-        folder: start_local's folder.
-        replica: position in the replicas that start_local was given.
+    `folder` is that of start_local, and `replica` the position in the replicas that it was given.
     """
     (folder / f"lost-replica{replica}").touch()
 
@@ -175,15 +163,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def read_failures(folder: Path, run_id: str, since: float = 0.0) -> list[dict[str, Any]]:
-    """Read the records of the failures of one run, earliest first.
+    """Read the records of the failures of one run, earliest first; damaged ones are left out.
 
-    Args:
-        folder: where ranks write failed-rank<R>.json; other runs may have left theirs.
-        run_id: the `Launch.run_id` of the run.
-        since: time of the earliest record to return, in seconds since the epoch.
-
-    Returns:
-        The records as dictionaries; damaged ones are left out.
+    Other runs, of another `Launch.run_id`, may have left records in the folder too. Those from
+    before `since`, in seconds since the epoch, are not returned.
     """
     records = []
     for path in folder.glob("failed-rank*.json"):
@@ -303,11 +286,8 @@ def _leave(code: int) -> NoReturn:
 def die_with(launcher: int) -> None:
     """End this process when its launcher ends, however that happens (Linux only).
 
-    The launcher is not the parent of this process, so a thread waits for its end. Threads keep
-    running while gloo waits.
-
-    Args:
-        launcher: process id of the launcher.
+    The launcher, given by its process id, is not the parent of this process, so a thread waits for
+    its end. Threads keep running while gloo waits.
     """
     if not hasattr(os, "pidfd_open"):
         return

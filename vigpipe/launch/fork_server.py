@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext
 
-STARTER = "VIGPIPE_FORKSERVER_OF"  # in the server's environment: process id of its starter
+STARTER = "VIGPIPE_FORKSERVER_OF"  # the server's variable with its starter's process id
 LONGEST = 107  # bytes in the path of a Unix socket (unix(7)); bind refuses longer paths
 _NAMES_LENGTH = len("/pymp-12345678/listener-12345678")  # added to the folder by multiprocessing
 
@@ -18,9 +18,6 @@ def start_fork_server(modules: Sequence[str] = ()) -> ForkServerContext:
     Call this from the main thread: the server ends when the thread that started it ends. Its socket
     is in a private folder (mode 0700) under TMPDIR, or under /tmp if the path would be too long for
     a socket, as Python itself does from 3.14 on.
-
-    Args:
-        modules: names of the modules that the server imports when it starts.
 
     Returns:
         The multiprocessing context that forks processes from the server.

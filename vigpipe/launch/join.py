@@ -39,12 +39,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Deal:
-    """What all ranks compute on.
-
-    Attributes:
-        on_gpus: whether every rank takes the GPU that it has offered.
-        reason: why they do not although there are GPUs.
-    """
+    """Whether every rank takes the GPU that it has offered, and why not although there are GPUs."""
 
     on_gpus: bool
     reason: str = ""
@@ -53,13 +48,8 @@ class Deal:
 def choose_gpu(requested: Device, launch: Launch, num_gpus: int) -> int | None:
     """Choose the GPU that a rank would take, before it knows of those on other hosts.
 
-    Args:
-        requested: the option --device.
-        launch: the rank's place in the world.
-        num_gpus: number of GPUs that it sees.
-
     Returns:
-        The number of the GPU among those that the rank sees; None for the CPU.
+        The number of the GPU among the `num_gpus` that the rank sees; None for the CPU.
 
     Raises:
         InputError: CUDA is requested but absent, or a host has more ranks than GPUs (NCCL refuses
@@ -87,9 +77,6 @@ def choose_gpu(requested: Device, launch: Launch, num_gpus: int) -> int | None:
 def device_alone(requested: Device) -> "torch.device":
     """Take the device of a process that computes alone, whatever started it.
 
-    Args:
-        requested: the option --device.
-
     Raises:
         InputError: CUDA is requested, and there is no GPU.
     """
@@ -100,11 +87,7 @@ def device_alone(requested: Device) -> "torch.device":
 
 
 def deal(offers: Sequence[Offer]) -> Deal:
-    """Decide for all ranks whether they compute on GPUs: if every rank has one of its own.
-
-    Args:
-        offers: one for each rank, in rank order.
-    """
+    """Decide for all ranks, by their offers in rank order, whether each has a GPU of its own."""
     first, gpus = offers[0], Counter(offer.gpu for offer in offers)
     for rank, offer in enumerate(offers):
         if offer.requested != first.requested:
@@ -135,14 +118,9 @@ def join(
 ) -> "torch.device":
     """Bring the ranks together and make the process group; every rank calls this.
 
-    Args:
-        requested: the option --device.
-        gpu: what `choose_gpu` has chosen for this rank.
-        launch: this rank's place in the world.
-        timeout_seconds: time after which every collective gives up.
-        meeting_seconds: see `rendezvous.meet`.
-        on_one_gpu: options with which one rank on one GPU does the same work, for the user to whom
-            `--device auto` must give CPUs.
+    `gpu` is what `choose_gpu` has chosen for this rank; `rendezvous.meet` takes the two times.
+    `on_one_gpu` are the options with which one rank on one GPU does the same work, for the user to
+    whom `--device auto` must give CPUs.
 
     Returns:
         The device on which this rank computes, of the same type on every rank.

@@ -30,9 +30,7 @@ from vigpipe.launch.supervisor import Supervisor
 def preload(main: str, *modules: str) -> None:
     """Let the server that ranks are forked from import modules; return at once.
 
-    Args:
-        main: the function that the ranks run, as "module:function".
-        modules: names of others.
+    `main` is the function that the ranks run, as "module:function".
     """
     fork_server.start_fork_server((main.partition(":")[0], *modules))
 
@@ -53,11 +51,10 @@ def start_local(
         world_size: number of ranks.
         main: a function as "module:function", so that this package does not depend on the command
             line; it takes a list of arguments and returns the rank's exit code.
-        arguments: the arguments of main.
-        threads: value of OMP_NUM_THREADS for the ranks.
-        replicas: for each replica that the run can go on without, its ranks; one replica must be
-            left whole. By default every failure of a rank ends all ranks. What ends one replica and
-            what ends the run is in `supervisor.Supervisor`.
+        arguments: those of main.
+        threads: OMP_NUM_THREADS of the ranks.
+        replicas: the ranks of each replica that the run can go on without, as long as one is left
+            whole (see `Supervisor`). By default every failure of a rank ends all ranks.
 
     Returns:
         0 if every rank returned 0, but for those of lost replicas; SAVED if the ranks stopped with
@@ -85,8 +82,10 @@ def start_local(
                 with deferred_signals():
                     temporary = tempfile.TemporaryDirectory(prefix="vigpipe-")  # mode 0700
                     folder = Path(stack.enter_context(temporary))
-                places = [_place(rank, world_size, threads, folder) for rank in range(world_size)]
-                calls = [(main, list(arguments), place) for place in places]
+                calls = [
+                    (main, list(arguments), _variables(rank, world_size, threads, folder))
+                    for rank in range(world_size)
+                ]
                 supervisor = Supervisor(ranks, folder, replicas)
                 try:
                     try:
@@ -102,7 +101,7 @@ def start_local(
             return 128 + stopped.signum
 
 
-def _place(rank: int, world_size: int, threads: int, folder: Path) -> dict[str, str]:
+def _variables(rank: int, world_size: int, threads: int, folder: Path) -> dict[str, str]:
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size),
@@ -122,7 +121,7 @@ def _run(main: str, arguments: list[str], variables: Mapping[str, str]) -> None:
     faulthandler.enable()  # a rank that crashes in C code prints where
     try:
         code = resolve_name(main)(arguments)
-    except KeyboardInterrupt:  # amid its imports
+    except KeyboardInterrupt:  # Ctrl-C may come amid its imports
         code = INTERRUPTED
     sys.stdout.flush()
     sys.stderr.flush()

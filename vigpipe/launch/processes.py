@@ -83,10 +83,9 @@ class RankProcesses:
         self._send(signal.SIGKILL, self.running)
 
     def kill_frozen(self, ranks: Iterable[int]) -> bool:
-        """Kill ranks that neither work nor end; one that has ended a moment ago is left alone.
+        """Kill ranks that neither work nor end, and return whether one was killed.
 
-        Returns:
-            Whether one was killed.
+        One that has ended a moment ago is left alone.
         """
         running = self.running
         left = {r for r in running.keys() & set(ranks) if not has_ended(running[r])}

@@ -21,12 +21,10 @@ LOOPBACK = ("127.0.0.1", "localhost")
 def meet(launch: Launch, timeout_seconds: float, meeting_seconds: float | None = None) -> "Store":
     """Bring the ranks together at a store that only they can use; every rank calls this.
 
-    Args:
-        launch: this rank's place in the world.
-        timeout_seconds: time after which the collectives of the ranks give up.
-        meeting_seconds: time for which ranks of srun and torchrun wait for others that start late;
-            by default LONG_WAIT_SECONDS, or timeout_seconds if that is longer. A launcher on this
-            host notices a rank that does not come, so there the default holds always.
+    The collectives of the ranks give up after `timeout_seconds`. For `meeting_seconds` ranks of
+    srun and torchrun wait for others that start late; by default LONG_WAIT_SECONDS, or
+    `timeout_seconds` if that is longer. A launcher on this host notices a rank that does not come,
+    so there the default holds always.
 
     Raises:
         RuntimeError: not all ranks have come in time.
@@ -65,14 +63,8 @@ def decide_together(
 ) -> str:
     """Let rank 0 decide something for all ranks before they have a process group; all call this.
 
-    Args:
-        store: where the ranks have met.
-        launch: this rank's place in the world.
-        fact: what rank 0 has to know of this rank.
-        decide: called on rank 0 with the facts of all ranks, in rank order.
-
-    Returns:
-        What `decide` has returned, on every rank.
+    On rank 0, `decide` is called with the facts of all ranks, in rank order. What it returns is
+    returned on every rank.
     """
     store.set(f"fact/{launch.rank}", fact)
     if launch.rank == 0:
@@ -86,13 +78,9 @@ def init_process_group(
 ) -> None:
     """Make the process group; every rank calls this.
 
-    With NCCL, choose the rank's device (torch.cuda.set_device) before.
-
-    Args:
-        launch: this rank's place in the world.
-        backend: what `device.backend` returns, or the name of one backend.
-        timeout_seconds: time after which every later collective gives up.
-        store: where the ranks have met; by default they `meet` now.
+    With NCCL, choose the rank's device (torch.cuda.set_device) before. `backend` is what
+    `device.backend` returns, or the name of one backend; every later collective gives up after the
+    timeout. Without a store the ranks `meet` now.
     """
     from datetime import timedelta
 
@@ -142,11 +130,7 @@ def _check_address(host: str, port: int) -> None:
 
 
 def _joined(store: Any, launch: Launch) -> Any:  # noqa: ANN401
-    """Return the section of the store that only this run can use, once all its ranks are there.
-
-    Raises:
-        InputError: the store belongs to another run.
-    """
+    """Return the section of the store that only this run can use, once all its ranks are there."""
     import torch.distributed as dist
 
     if launch.launcher != "torchrun":  # its store is its own, and the same one after a restart
@@ -198,7 +182,7 @@ def _use_loopback() -> None:
     interfaces = [name for _, name in socket.if_nameindex()]
     chosen = os.environ.get("GLOO_SOCKET_IFNAME")
     loopback = next((name for name in ("lo", "lo0") if name in interfaces), None)
-    if loopback:  # by itself NCCL takes any other interface for its ranks to meet
+    if loopback:  # NCCL by itself takes any other interface for its ranks to meet
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={loopback}")
     if chosen is None:
         if loopback:

@@ -23,10 +23,8 @@ class Supervisor:
     or a process that works for it, or if another replica declares it lost. Every other failure ends
     the run.
 
-    Args:
-        ranks: the ranks' processes.
-        folder: the private folder, where ranks leave records of failures.
-        replicas: for each replica that may be lost, its ranks; a rank in none of them may not.
+    The ranks leave records of failures in the private folder. `replicas` are the ranks of each
+    replica that may be lost; a rank in none of them may not.
     """
 
     def __init__(
@@ -34,7 +32,7 @@ class Supervisor:
     ) -> None:
         self._ranks, self._folder, self._replicas = ranks, folder, replicas
         self._replica_of = {r: index for index, group in enumerate(replicas) for r in group}
-        self._leave_until: dict[int, float] = {}  # for each lost replica
+        self._leave_until: dict[int, float] = {}  # when what is left of a lost replica is killed
         self._told: set[int] = set()  # lost replicas that the user knows of
 
     def wait(self) -> None:
@@ -54,7 +52,8 @@ class Supervisor:
             self._end_lost_replicas()
             return SAVED if codes else DONE
         ended = self._ranks.exit_codes.keys()
-        if codes <= {SAVED, PEER_LOST}:  # in a replica that the user does not know to be lost
+        if codes <= {SAVED, PEER_LOST}:
+            # The cause is in a replica that the user does not know to be lost.
             to_blame = ended - {r for replica in self._told for r in self._replicas[replica]}
         else:
             to_blame = set(filter(self._is_kept, ended))
@@ -88,7 +87,7 @@ class Supervisor:
         if not have_met(self._folder, self._replica_of):
             return False
         if code < 0:
-            return -code not in STOPPING  # with which somebody ends the whole run
+            return -code not in STOPPING  # somebody ends the whole run with these
         # A rank that loses a peer may be seen to end before the peer, which has failed by itself.
         return code == PEER_LOST and not any(
             record["kind"] == "own" and record["code"] != PEER_LOST

@@ -24,11 +24,7 @@ class Watchdog:
         self._last_work: dict[int, float] = {}  # when the spent ticks of a rank last grew
 
     def find_frozen(self, pids: Mapping[int, int]) -> set[int]:
-        """Return the ranks that are stopped, or have not worked for FROZEN_SECONDS.
-
-        Args:
-            pids: process ids of ranks that run.
-        """
+        """Return the ranks that are stopped, or have not worked for FROZEN_SECONDS."""
         frozen: set[int] = set()
         for rank, pid in pids.items():
             state, ticks = _state_and_ticks(pid)
@@ -44,11 +40,8 @@ def ended(folder: Path, ranks: Sequence[int]) -> bool:
     """Whether a rank has ended, or is about to, that had begun to run.
 
     A peer may see closed sockets while another thread of the rank, one that waits for a disk for
-    instance, still keeps the process from ending.
-
-    Args:
-        folder: the folder in which start_local's ranks leave their process ids.
-        ranks: whom to look at; of those that have left no process id yet, nothing is known.
+    instance, still keeps the process from ending. `folder` is the one in which start_local's ranks
+    leave their process ids; of ranks that have left none yet, nothing is known.
     """
     paths = [pid_file(folder, rank) for rank in ranks]
     return any(path.exists() and has_ended(int(path.read_text())) for path in paths)
