@@ -119,7 +119,6 @@ class _InChannels:
 
 
 def _in_channels(image: Image.Image, channels: int) -> Image.Image:
-    """Turn RGB grey for a model of one channel."""
     return image if channels == 3 else image.convert("L")
 
 
@@ -128,15 +127,9 @@ def read_description(
 ) -> ModelDescription:
     """Find out which model a weights file holds, and how its images are prepared.
 
-    The file's metadata come first, then the shapes of its tensors, then the model's defaults.
-
-    Args:
-        weights: safetensors or torch file; None for random weights.
-        model: name of the model; needed without weights, and if the file does not tell the model.
-        image_size: SIDE or HEIGHTxWIDTH in pixels, which overrides the file's.
-
-    Returns:
-        The description.
+    The file's metadata come first, then the shapes of its tensors, then the model's defaults. Give
+    a model without weights, which are then random, or if the file does not tell the model.
+    `image_size`, SIDE or HEIGHTxWIDTH in pixels, overrides the file's.
 
     Raises:
         InputError: the file cannot be read, holds an unknown or another model, or has metadata that
@@ -185,13 +178,7 @@ def read_description(
 def describe_image_model(
     metadata: Mapping[str, str], model: str, weights: Path, image_size: str | None = None
 ) -> ModelDescription:
-    """Find out what some metadata say of a model; see `read_description`.
-
-    Args:
-        metadata: those of a weights file.
-        model: name of the model, one of MODELS.
-        weights: the file, or the checkpoint that has them.
-        image_size: SIDE or HEIGHTxWIDTH in pixels, which overrides that of the metadata.
+    """Find out what the metadata of a file or checkpoint say of a model, which is one of MODELS.
 
     Raises:
         InputError: the metadata cannot be used.
@@ -210,7 +197,6 @@ def describe_image_model(
 def _describe(
     metadata: Mapping[str, str], model: str, image_size: str | None, weights: Path
 ) -> ModelDescription:
-    """Complete a file's metadata with the defaults of the model."""
     published = pretrained_cfg(model) if model in VIG_SHAPES else STUDY
     defaults = MODEL_DEFAULTS[model]
     size = parse_image_size(image_size or metadata.get("img_size")) or published["input_size"][1:]

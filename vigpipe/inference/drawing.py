@@ -66,7 +66,7 @@ def draw(pixels: np.ndarray, panels: Sequence[Panel], heading: Sequence[str], pa
 
     Args:
         pixels: the image as the model sees it, (H, W, 3) uint8.
-        panels: the panels to draw, at least one.
+        panels: at least one.
         heading: two lines above the panels; what is too long for the picture is cut.
         path: picture file to write or replace; it ends in one of FORMATS.
 

@@ -30,7 +30,7 @@ class GraphDescription:
     """Everything that is needed to build a graph model and to prepare its graph.
 
     Attributes:
-        weights: the file that says so.
+        weights: the file or checkpoint that says so.
         model: name of the model, such as sage.
         num_classes: number of logits of a node.
         num_features: number of features of a node.
@@ -67,12 +67,7 @@ class GraphDescription:
         )
 
     def check(self, graph: Graph, data: str) -> None:
-        """Raise InputError if the model is for other graphs than this one.
-
-        Args:
-            graph: the graph.
-            data: what the user calls it.
-        """
+        """Raise InputError if the model is for other graphs than the user's --data."""
         for what, actual, expected in (
             ("features", graph.num_features, self.num_features),
             ("classes", graph.num_classes, self.num_classes),
@@ -101,11 +96,7 @@ def graph_model_in(weights: Path) -> str | None:
 
 
 def read_graph_description(weights: Path, data: str = "GRAPH") -> GraphDescription:
-    """Find out which graph model a weights file holds.
-
-    Args:
-        weights: safetensors file of a run.
-        data: the graph that the user has named, for the errors.
+    """Find out which graph model a weights file holds; the errors name the user's --data.
 
     Raises:
         InputError: the file cannot be read, holds no graph model, or has metadata that cannot be
@@ -117,12 +108,9 @@ def read_graph_description(weights: Path, data: str = "GRAPH") -> GraphDescripti
 def describe_graph_model(
     metadata: Mapping[str, str], weights: Path, data: str = "GRAPH"
 ) -> GraphDescription:
-    """Find out which graph model some metadata are of; see `read_graph_description`.
+    """Find out which graph model the metadata of a file or checkpoint are of.
 
-    Args:
-        metadata: those of a weights file.
-        weights: the file, or the checkpoint that has them.
-        data: the graph that the user has named, for the errors.
+    It raises what `read_graph_description` raises.
     """
     model = metadata.get("model")
     if model not in GRAPH_MODELS:

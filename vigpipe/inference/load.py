@@ -92,11 +92,7 @@ def load(
 
 
 def build_from(weights: Path, build: Callable[[], StagedModel]) -> StagedModel:
-    """Build a model with the weights of a file, and leave random numbers alone.
-
-    Args:
-        weights: the file.
-        build: makes the model that it says it holds.
+    """Build the model that a file says it holds with the file's weights; draw no random numbers.
 
     Raises:
         InputError: the file cannot be read, or does not fit the model.

@@ -24,16 +24,11 @@ CASING = 0.8  # points, both sides together
 
 
 def mark(axes: "Axes", node: Box, neighbours: Sequence[Box], points: float) -> None:
-    """Mark a node and its neighbours.
+    """Mark a node and its neighbours, of which there is at least one.
 
     Neighbours are outlined inside their patch, so that adjacent ones stay apart. The node is
-    outlined outside its patch, so that both lines are visible if it is its own neighbour.
-
-    Args:
-        axes: the panel that shows the image.
-        node: the node's patch.
-        neighbours: the patches of its neighbours, at least one.
-        points: per pixel of the image.
+    outlined outside its patch, so that both lines are visible if it is its own neighbour. A pixel
+    of the image has so many `points`.
     """
     side = points * min(right - left for left, _, right, _ in neighbours)
     line = min(MAX_LINE, LINE_PER_SIDE * side)
@@ -45,12 +40,7 @@ def mark(axes: "Axes", node: Box, neighbours: Sequence[Box], points: float) -> N
 
 
 def draw_legend(figure: "Figure", corner: tuple[float, float]) -> None:
-    """Draw the legend of the marks.
-
-    Args:
-        figure: the picture.
-        corner: where the upper left corner of the legend is, as fractions of the picture.
-    """
+    """Draw the legend, with its upper left corner at these fractions of the picture."""
     from matplotlib.legend_handler import HandlerTuple
     from matplotlib.lines import Line2D
 
@@ -98,14 +88,7 @@ def _outline(axes: "Axes", box: Box, colour: str, line: float, outwards: float) 
 
 
 def _draw_arms(axes: "Axes", box: Box, gap: float, length: float) -> None:
-    """Draw four arms that point at the middles of a box's sides, from outside.
-
-    Args:
-        axes: where to draw.
-        box: the node's patch.
-        gap: between the box and the arms, which its outline takes, in pixels of the image.
-        length: of an arm, in pixels of the image.
-    """
+    """Draw four arms that point from outside at the middles of a box's sides; sizes in pixels."""
     from matplotlib.collections import LineCollection
 
     left, top, right, bottom = box

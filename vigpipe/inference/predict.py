@@ -71,16 +71,8 @@ def top(
 def prepare_prediction(config: PredictConfig, paths: Sequence[Path]) -> Run:
     """Prepare a run whose test images are the given image files.
 
-    Args:
-        config: options of `vigpipe predict`.
-        paths: the image files.
-
-    Returns:
-        The run, for the ranks that `predict` runs on.
-
     Raises:
-        InputError: there are no paths, or `read_description`, `prepare` or `match_state` raises
-            it.
+        InputError: there are no paths, or `read_description`, `prepare` or `match_state` raises it.
     """
     if not paths:
         raise InputError("predict: none of the images can be read; name others")
@@ -116,13 +108,10 @@ def prepare_prediction(config: PredictConfig, paths: Sequence[Path]) -> Run:
 
 
 def predict(rank_state: RankState, paths: Sequence[Path]) -> Iterator[Prediction]:
-    """Predict the classes of image files; every rank must exhaust the iterator.
+    """Predict the classes of the image files of a run from `prepare_prediction`.
 
-    On a CPU the models are prepacked, so that nothing else can be done with them afterwards.
-
-    Args:
-        rank_state: state of this rank in a run from `prepare_prediction`.
-        paths: the image files of that run.
+    Every rank must exhaust the iterator. On a CPU the models are prepacked, so that nothing else
+    can be done with them afterwards.
 
     Yields:
         One prediction per image, in order, on ranks of the last stage; nothing on other ranks.
@@ -157,13 +146,7 @@ def predict(rank_state: RankState, paths: Sequence[Path]) -> Iterator[Prediction
 def make_prediction(
     path: Path, names: Sequence[str], labels: Sequence[int], probabilities: Sequence[float]
 ) -> Prediction:
-    """Make the prediction of an image from a row of `most_likely`.
-
-    Args:
-        path: the image file.
-        names: name of each class, by label.
-        labels: the most likely classes.
-        probabilities: theirs.
+    """Make the prediction of an image from a row of `most_likely`; `names` are by label.
 
     Raises:
         FloatingPointError: the image's logits were NaN or infinite.
@@ -184,14 +167,12 @@ def check_finite(what: str, probabilities: Sequence[float]) -> None:
 def most_likely(logits: Tensor, *, several: bool = False) -> tuple[Tensor, Tensor]:
     """Return the most likely classes of each image or node; equally likely ones by label.
 
-    Args:
-        logits: (b, classes).
-        several: whether each may have several classes or none, whose probabilities do not depend on
-            one another.
+    Where each may have `several` classes or none, their probabilities do not depend on one another.
 
     Returns:
-        Probabilities, (b, 5) float64, which are NaN in rows with NaN or infinite logits, and
-        labels, (b, 5) int64. With fewer than 5 classes there are as many columns as classes.
+        Probabilities of logits, (b, classes), as (b, 5) float64, which are NaN in rows with NaN or
+        infinite logits, and labels, (b, 5) int64. With fewer than 5 classes there are as many
+        columns as classes.
     """
     logits = logits.double()
     logits = logits.masked_fill(~logits.isfinite().all(1, keepdim=True), torch.nan)

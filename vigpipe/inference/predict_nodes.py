@@ -60,10 +60,7 @@ class NodePrediction:
 def check_use(config: PredictConfig, images: Sequence[Path], graph_model: str | None) -> None:
     """Raise InputError if the options speak of images and of a graph.
 
-    Args:
-        config: options of `vigpipe predict`.
-        images: image files and folders that were named.
-        graph_model: the graph model that the weights file holds; None if it holds none.
+    `images` are those that the user named, and `graph_model` the one that the weights file holds.
     """
     if config.data is None:
         if graph_model is not None:
@@ -88,13 +85,7 @@ def check_use(config: PredictConfig, images: Sequence[Path], graph_model: str | 
 
 
 def prepare_node_prediction(config: PredictConfig) -> tuple[Run, GraphDescription]:
-    """Prepare a run on the graph that --data names, with the weights' model.
-
-    Args:
-        config: options of `vigpipe predict`.
-
-    Returns:
-        The run, for the ranks that `predict_nodes` runs on, and what the weights file says.
+    """Prepare a run on the graph that --data names, and return it with what the weights file says.
 
     Raises:
         InputError: the weights or the graph cannot be read, or do not fit together.
@@ -134,16 +125,13 @@ def prepare_node_prediction(config: PredictConfig) -> tuple[Run, GraphDescriptio
 def predict_nodes(
     rank_state: RankState, description: GraphDescription, split: Split
 ) -> Iterator[NodePrediction]:
-    """Predict the classes of nodes; every rank must exhaust the iterator.
+    """Predict the classes of nodes, in a run from `prepare_node_prediction`.
 
-    Args:
-        rank_state: state of this rank in a run from `prepare_node_prediction`.
-        description: what the weights file says.
-        split: whose nodes: those of a split, or all.
+    Every rank must exhaust the iterator.
 
     Yields:
-        One prediction per node, ascending in the user's order, on ranks of the last stage; nothing
-        on other ranks.
+        One prediction per node of the split, ascending in the user's order, on ranks of the last
+        stage; nothing on other ranks.
 
     Raises:
         FloatingPointError: a node's logits are NaN or infinite.

@@ -33,12 +33,7 @@ def has_kernels(dtype: torch.dtype) -> bool:
 
 
 def can_prepack(model: nn.Module, dtype: torch.dtype) -> bool:
-    """Tell whether `prepack` takes a model: a ViG in float32, on a CPU with the kernels for a type.
-
-    Args:
-        model: the model.
-        dtype: type that products are to be computed in.
-    """
+    """Tell whether `prepack` takes a model: a ViG in float32, on a CPU with a type's kernels."""
     if not isinstance(model, VisionGnn) or not has_kernels(dtype):
         return False
     if any(isinstance(module, Prepacked) for module in model.modules()):
@@ -111,11 +106,9 @@ def _convolution(conv: nn.Conv2d, dtype: torch.dtype, gelu: bool = False) -> "Co
 
 
 class Prepacked(nn.Module):
-    """What can compute, and nothing else: whoever asks for more is told.
+    """What computes, and nothing else: it refuses all else that modules do.
 
-    Args:
-        dtype: type that products are computed in.
-        gelu: apply GELU to them.
+    Its products are computed in a dtype; `gelu` applies GELU to them.
     """
 
     def __init__(self, dtype: torch.dtype, gelu: bool) -> None:
@@ -150,13 +143,7 @@ def _refused(what: str) -> InputError:
 
 
 class Product(Prepacked):
-    """A `Layer` in evaluation mode, with its norm folded: a product, then GELU and a residual.
-
-    Args:
-        pointwise: weights and bias.
-        dtype: type that the product is computed in.
-        gelu: apply GELU to it.
-    """
+    """A `Layer` in evaluation mode, with its norm folded: a product, then GELU and a residual."""
 
     def __init__(self, pointwise: Pointwise, dtype: torch.dtype, gelu: bool) -> None:
         super().__init__(dtype, gelu)
@@ -167,15 +154,10 @@ class Product(Prepacked):
     def forward(
         self, x: Tensor, residual: Tensor | None = None, sample_scale: Tensor | None = None
     ) -> Tensor:
-        """Run the layer; see `Layer`.
+        """Run the layer: (B, ..., C_in) -> (B, ..., C_out), the shape of the residual too.
 
-        Args:
-            x: features, (B, ..., C_in).
-            residual: (B, ..., C_out), added last.
-            sample_scale: None, as always in evaluation mode.
-
-        Returns:
-            (B, ..., C_out), of the type of the product, or of the residual if that is wider.
+        The residual is added last; `sample_scale` is None, as always in evaluation mode. The result
+        has the type of the product, or of the residual if that is wider.
         """
         x, multiply = x.to(self.dtype), torch.ops.mkldnn._linear_pointwise
         if residual is not None and residual.dtype == self.dtype:
@@ -187,12 +169,8 @@ class Product(Prepacked):
 class Convolution(Prepacked):
     """A convolution, then GELU, on features with channels last in memory.
 
-    Args:
-        weight: (C_out, C_in / groups, h, w).
-        bias: (C_out,).
-        geometry: padding, stride and dilation, each of both sides, and the number of groups.
-        dtype: type that it is computed in.
-        gelu: apply GELU to it.
+    The weight is (C_out, C_in / groups, h, w), the bias (C_out,). The geometry is padding, stride
+    and dilation, each of both sides, and the number of groups.
     """
 
     def __init__(
@@ -212,13 +190,7 @@ class Convolution(Prepacked):
 
 
 class GroupedProduct(Convolution):
-    """A `Layer` with groups in evaluation mode, with its norm folded: a product, then GELU.
-
-    Args:
-        pointwise: weights, bias and groups.
-        dtype: type that the product is computed in.
-        gelu: apply GELU to it.
-    """
+    """A `Layer` with groups in evaluation mode, with its norm folded: a product, then GELU."""
 
     def __init__(self, pointwise: Pointwise, dtype: torch.dtype, gelu: bool) -> None:
         weight, geometry = pointwise.matrix[:, :, None, None], ((0, 0), (1, 1), (1, 1))
@@ -231,12 +203,7 @@ class GroupedProduct(Convolution):
 
 
 class Stem(nn.Sequential):
-    """A `ConvStem` in evaluation mode, with its norms folded.
-
-    Args:
-        convs: the convolutions among norms that are folded and GELUs.
-        dtype: type that they are computed in.
-    """
+    """A `ConvStem` in evaluation mode, from its convolutions with the norms folded into them."""
 
     def __init__(self, convs: nn.Sequential, dtype: torch.dtype) -> None:
         found = [conv for conv in convs if isinstance(conv, nn.Conv2d)]
