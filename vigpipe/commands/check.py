@@ -28,13 +28,8 @@ from vigpipe.run.step import complete_step, train_step
 def check(run: Run, rank: int, device: torch.device, folder: Path, num_steps: int = 3) -> int:
     """Compare the layout with unsplit models, as one rank of the layout.
 
-    Args:
-        run: the run.
-        rank: position in the world.
-        device: device to compute on. The rank with the last stage of replica 0 runs the reference
-            there too.
-        folder: folder to write the table to, as check.txt.
-        num_steps: number of optimizer steps to compare.
+    The rank with the last stage of replica 0 runs the reference too, on its device, and writes the
+    table to check.txt in the folder.
 
     Returns:
         The exit code, 0 or 1, the same on every rank.

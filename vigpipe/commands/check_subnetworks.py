@@ -16,13 +16,7 @@ from vigpipe.run.wide import describe_wide
 
 
 class SubnetworksInTurn(InTurn):
-    """The m sub-networks of a wide model, which this process has as a whole; see `InTurn`.
-
-    Args:
-        run: the run.
-        recorded: what each replica did.
-        device: device to compute on.
-    """
+    """The m sub-networks of a wide model, which this process has as a whole; see `InTurn`."""
 
     def __init__(self, run: Run, recorded: Sequence[Recorded], device: torch.device) -> None:
         super().__init__(run, recorded, device)

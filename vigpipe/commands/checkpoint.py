@@ -64,11 +64,7 @@ def table_of(run: Path) -> str:
 
 
 def verify_all(places: Sequence[Path], log: Callable[[str], None]) -> int:
-    """Read every byte of checkpoints and say for each whether it is whole.
-
-    Args:
-        places: checkpoints, or runs whose checkpoints are all read.
-        log: called with one line per checkpoint.
+    """Read every byte of checkpoints, or of all those of a run; log for each whether it is whole.
 
     Returns:
         The exit code: 0 if all checkpoints are whole, else 2.
@@ -95,12 +91,8 @@ def export(
 ) -> str:
     """Write the weights of a checkpoint as one file, which also describes its model.
 
-    Args:
-        place: a checkpoint, or a run, whose newest checkpoint is taken.
-        target: the .safetensors file to write.
-        ema: whether to write the moving average of the weights instead.
-        best: whether to take the best checkpoint of the run, and what was scored of it.
-        overwrite: whether the file may be replaced if it is there.
+    The newest checkpoint of a run is taken; with `best`, its best one and what was scored of it.
+    With `ema`, the moving average of the weights is written instead.
 
     Returns:
         A sentence that says what was written.

@@ -73,9 +73,7 @@ def network(config: PlanConfig) -> tuple[float | None, float | None]:
 def ranks_to_measure(config: PlanConfig, num_ranks: int) -> int:
     """Return how many ranks measure the costs of a layout: as many as this host has room for.
 
-    Args:
-        config: the options. With a profile, one rank is enough.
-        num_ranks: of the layout.
+    With a profile, one rank is enough.
     """
     launch = from_environment(os.environ)
     if launch.launcher != "alone" or config.profile is not None or num_ranks == 1:

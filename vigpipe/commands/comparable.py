@@ -7,11 +7,7 @@ from vigpipe.errors import InputError
 
 
 def check_comparable(config: TrainConfig, num_steps: int) -> None:
-    """Check what is to be compared with unsplit models.
-
-    Args:
-        config: the options of the run, as the user gave them.
-        num_steps: number of optimizer steps to compare.
+    """Check what is to be compared with unsplit models; the options are those that the user gave.
 
     Raises:
         InputError: the run is not meant to train like one rank, or nothing is averaged in its

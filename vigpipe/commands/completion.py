@@ -8,16 +8,10 @@ from vigpipe.config.choices import Shell
 
 
 def completion_script(app: App, shell: Shell) -> str:
-    """Return a script for a shell.
+    """Return a script for a shell that completes the commands and options of a parser.
 
-    Args:
-        app: the parser, whose commands and options are completed.
-        shell: the shell.
-
-    Returns:
-        The script. That of zsh serves in a folder of `$fpath`, under any name that begins with _,
-        as well as sourced: cyclopts' own only defines a function, whose name depends on its
-        version.
+    That of zsh serves in a folder of `$fpath`, under any name that begins with _, as well as
+    sourced: cyclopts' own only defines a function, whose name depends on its version.
     """
     script = app.generate_completion(prog_name="vigpipe", shell=shell)
     if shell != "zsh":

@@ -22,11 +22,9 @@ MADE_BY = "vigpipe dataset debian"  # the comment of the .npz file
 
 
 def make_debian_graph(out: Path, lists: Path | None = None) -> None:
-    """Write the graph of Debian's packages, and print its size.
+    """Write the graph of Debian's packages as an .npz file, and print its size.
 
-    Args:
-        out: the file to write, which ends in .npz.
-        lists: folder of apt's lists of packages; by default this machine's own.
+    It is made of apt's lists of packages; by default those of this machine.
 
     Raises:
         InputError: there is a file that must not be replaced, it cannot be written, or there are no
@@ -48,12 +46,7 @@ def make_debian_graph(out: Path, lists: Path | None = None) -> None:
 
 
 def prepare_dataset(source: str, out: Path, options: PrepareConfig) -> None:
-    """Cut a graph into parts, write them as a folder, and print what is in it.
-
-    Args:
-        source: the graph, as `vigpipe train --data` takes it.
-        out: the folder to write.
-        options: how it is scaled and cut.
+    """Cut a graph, named as for --data, into parts, write them as a folder, and print its content.
 
     Raises:
         InputError: there is no such graph, it cannot be cut so, or the folder cannot be written.

@@ -15,13 +15,10 @@ FLOAT64_ABSOLUTE, FLOAT32_RELATIVE = 1e-10, 1e-5  # the contract's bounds
 
 @dataclass
 class Trace:
-    """The results of some training steps, under the parameter names of the unsplit model.
+    """The results of some training steps, by parameter names of the unsplit model.
 
-    Attributes:
-        losses: loss of every step.
-        gradients: gradients of every step, by name.
-        weights: weights after the last step, by name.
-        statistics: running means and variances after the last step, by name.
+    Losses and gradients are those of every step; weights and statistics (running means and
+    variances) those after the last one.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -30,7 +27,7 @@ class Trace:
     statistics: dict[str, Tensor] = field(default_factory=dict)
 
     def by_kind(self) -> "Kinds":
-        """Return everything as tensors of a kind by name."""
+        """Return everything by kind and name."""
         gradients = {
             f"{name} (step {i + 1})": gradient
             for i, step in enumerate(self.gradients)
@@ -72,13 +69,7 @@ class Difference:
 
 
 class Compared(NamedTuple):
-    """The outcome of a comparison.
-
-    Attributes:
-        rows: the differences.
-        against: what was compared with, in words.
-        exact: whether both must be equal bit for bit.
-    """
+    """Differences, what they are against, in words, and whether all must be equal bit by bit."""
 
     rows: list[Difference]
     against: str
@@ -91,12 +82,7 @@ def differences(actual: Trace, reference: Trace) -> list[Difference]:
 
 
 def compare(actual: Kinds, reference: Kinds) -> list[Difference]:
-    """Compare tensors kind by kind; both must have the same names.
-
-    Args:
-        actual: tensors of each kind by name.
-        reference: what they should be.
-    """
+    """Compare tensors kind by kind; both must have the same names."""
     return [_difference(kind, actual[kind], tensors) for kind, tensors in reference.items()]
 
 

@@ -61,14 +61,7 @@ def draw_graph(config: GraphConfig) -> None:
 
 
 def parse_node(text: str | None, size: tuple[int, int]) -> tuple[int, int]:
-    """Read a pixel's column and row.
-
-    Args:
-        text: `X,Y` as given; None for the centre of the image.
-        size: (H, W) of the drawn image, in pixels.
-
-    Returns:
-        Column and row.
+    """Read a pixel's column and row, `X,Y`; by default the centre of an image of this (H, W).
 
     Raises:
         InputError: the text is not two whole numbers, or the pixel is outside the image.
@@ -92,14 +85,10 @@ def parse_node(text: str | None, size: tuple[int, int]) -> tuple[int, int]:
 
 
 def parse_blocks(text: str | None, backbone: Sequence[bool]) -> list[int]:
-    """Read the indices of the blocks to draw.
+    """Read the indices of the blocks to draw, `I,J,...`; by default the first, middle and last one.
 
-    Args:
-        text: `I,J,...` as given; None for the first, the middle and the last block.
-        backbone: for every entry of the model's backbone, whether it has a graph.
-
-    Returns:
-        Indices of entries in the backbone, without repetition.
+    `backbone` tells for every entry of the model's backbone whether it has a graph. No index is
+    returned twice.
 
     Raises:
         InputError: the text is not whole numbers, or one is out of range or has no graph.
@@ -144,12 +133,8 @@ def panel(
 ) -> Panel:
     """Make the panel that shows the neighbours of one node in one block.
 
-    Args:
-        block: index of the entry in the backbone.
-        graph: graph of that block; the one of the first image is drawn.
-        spec: specification of the block.
-        pixel: (column, row) in the image; the node is the patch that covers this pixel.
-        size: (H, W) of the image, in pixels.
+    The graph is that of the block, whose first image is drawn. The node is the patch that covers
+    the pixel, (column, row), of an image of this size, (H, W).
     """
     assert spec.rule is not None
     row, column = (

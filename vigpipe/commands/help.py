@@ -81,14 +81,9 @@ def subcommands(command: App) -> list[str]:
 
 
 def beside_train(options: Sequence[Option], trains: Sequence[Option]) -> list[Option] | None:
-    """Return the options that `vigpipe train` does not have, or has otherwise.
+    """Return those of a command's options that `vigpipe train` does not have, or has otherwise.
 
-    Args:
-        options: of a command.
-        trains: those of `vigpipe train`.
-
-    Returns:
-        The options in their order; None if the command does not take all of train's.
+    None is for a command that does not take all of train's options.
     """
     if not {option.field for option in trains} <= {option.field for option in options}:
         return None
@@ -104,12 +99,9 @@ def wants_help(app: App, arguments: Sequence[str]) -> bool:
 
 
 def help_text(app: App, arguments: Sequence[str], width: int | None = None) -> str:
-    """Write the help of the command that a command line names.
+    """Write the help of the command that a command line names, without the program.
 
-    Args:
-        app: the parser.
-        arguments: the command line without the program.
-        width: columns; by default those of the terminal, 110 at most.
+    `width` are columns; by default those of the terminal, 110 at most.
     """
     width = width or min(shutil.get_terminal_size().columns, _WIDEST)
     names, apps, _ = app.parse_commands([word for word in arguments if word not in FLAGS])

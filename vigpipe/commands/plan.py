@@ -56,18 +56,11 @@ _MARK = "# Made by vigpipe plan"
 
 
 def run_plan(config: PlanConfig, arguments: Sequence[str]) -> int:
-    """Run the command `vigpipe plan`.
+    """Run the command `vigpipe plan`, and return the exit code.
 
     Without --profile it starts several ranks, to measure how much they slow each other down: as
     many as the layout has, but no more than the host has GPUs, or else cores, for. On one GPU a
-    single rank measures.
-
-    Args:
-        config: the options.
-        arguments: the command line, for the ranks that are started here.
-
-    Returns:
-        The exit code.
+    single rank measures. The arguments are the command line of the ranks.
     """
     if config.sparse_threads:
         raise InputError(
@@ -107,12 +100,7 @@ def run_plan(config: PlanConfig, arguments: Sequence[str]) -> int:
 def propose(run: Run, rank: int, device: torch.device, folder: Path, config: PlanConfig) -> None:
     """Measure as one of several ranks; rank 0 then searches, prints and writes the plan.
 
-    Args:
-        run: the run to plan, on one stage.
-        rank: position in the world.
-        device: device of this rank.
-        folder: not used; the path of the plan is an option.
-        config: the options.
+    The run is on one stage; the folder is not used, since the path of the plan is an option.
 
     Raises:
         InputError: an option or the profile is wrong, or no layout is possible.
@@ -194,14 +182,8 @@ def profile_beside(plan: Path) -> Path:
 def replan(run: Run, rank: int, device: torch.device, folder: Path) -> Run:
     """Find the best cut for a run's layout (`--stages auto`); all ranks call this together.
 
-    Rank 0 measures the blocks with the others beside it, searches, and writes the plan to the run's
-    folder.
-
-    Args:
-        run: the run, cut evenly.
-        rank: position in the world.
-        device: device of this rank.
-        folder: folder of the run's files.
+    Rank 0 measures the blocks of the run, which is cut evenly, with the others beside it, searches,
+    and writes the plan to the run's folder.
 
     Returns:
         The run with the best cut, the same on every rank.
@@ -312,13 +294,8 @@ def write_plan(
 ) -> None:
     """Write a plan file, with the predicted figures as comments.
 
-    Args:
-        best: the layout to write.
-        interval: of its step; None if it is not known.
-        profile: the profile that it was predicted from.
-        request: the request that it answers.
-        config: options for the command line that the file recommends.
-        out: path of the file.
+    The interval is that of a step, if it is known. `config` gives the options of the command line
+    that the file recommends.
 
     Raises:
         InputError: the file cannot be written.
@@ -356,7 +333,6 @@ def write_plan(
 
 
 def _step(proposal: Proposal, profile: Profile, request: Request) -> str:
-    """Say what a step takes."""
     if not profile.amounts:
         return f"batch {request.batch_size}"
     return f"{request.num_samples(proposal.num_microbatches):,.0f} {profile.amounts[0]} a step"

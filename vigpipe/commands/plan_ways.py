@@ -37,17 +37,10 @@ _UNUSED = ("explain", "compress")
 
 
 def run_plan_ways(config: PlanConfig, arguments: Sequence[str]) -> int:
-    """Run the command `vigpipe plan --ranks m`.
+    """Run the command `vigpipe plan --ranks m`, and return the exit code.
 
     Without --profile it starts as many ranks as there will be, but no more than the host has GPUs,
-    or else cores, for; these measure.
-
-    Args:
-        config: the options.
-        arguments: the command line, for the ranks that are started here.
-
-    Returns:
-        The exit code.
+    or else cores, for; these measure. The arguments are the command line of the ranks.
     """
     _check(config)
     check_cluster(config)
@@ -91,12 +84,8 @@ def propose_way(
 ) -> None:
     """Measure as one of several ranks; rank 0 then chooses, prints and writes what it measured.
 
-    Args:
-        run: the run to plan, in the layout of the ranks that measure.
-        rank: position in the world.
-        device: device of this rank.
-        folder: not used; the path of the file is an option.
-        config: the options.
+    The run has the layout of the ranks that measure; the folder is not used, since the path of the
+    file is an option.
 
     Raises:
         InputError: an option or the profile is wrong, or no way is possible.
@@ -159,12 +148,9 @@ def _mark(outcome: Outcome, choice: Choice) -> str:
 
 
 def command(best: Outcome, measured: Measured, config: PlanConfig) -> str:
-    """Return the command that trains in the way to take.
+    """Return the command that trains in the way to take, with the threads that measured it.
 
-    Args:
-        best: the way.
-        measured: says with how many threads a rank the costs were measured.
-        config: the options as the user gave them.
+    `config` has the options as the user gave them.
     """
     chosen = best.way.options.split()
     left_out = {*_CHOSEN, *_UNUSED, "microbatches", "model", "data", "out", "config", "threads"}

@@ -22,15 +22,9 @@ from vigpipe.start import COMMAND_LINE, check_gpus, on_one_gpu, set_up_rank
 
 
 def run_predict(config: PredictConfig, given: Sequence[Path], arguments: Sequence[str]) -> int:
-    """Run the command `vigpipe predict`; its ranks are started as for training.
+    """Run the command `vigpipe predict`, and return the exit code; ranks start as for training.
 
-    Args:
-        config: the options.
-        given: image files and folders.
-        arguments: the command line, for the ranks that are started here.
-
-    Returns:
-        The exit code.
+    `given` are image files and folders, and `arguments` the command line of the ranks.
     """
     launch = from_environment(os.environ)
     if launch.launcher == "alone" and (config.stages != 1 or config.dp > 1):

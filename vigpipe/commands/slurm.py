@@ -9,17 +9,10 @@ from vigpipe.files.shipped import shipped
 
 
 def write_batch_file(folder: Path, *, overwrite: bool = False) -> Path:
-    """Write train.sbatch into a folder.
-
-    Args:
-        folder: the folder, which is made if there is none.
-        overwrite: whether a file of this name may be replaced.
-
-    Returns:
-        The file.
+    """Write train.sbatch into a folder, which is made if there is none, and return the file's path.
 
     Raises:
-        InputError: a file is there already or cannot be written.
+        InputError: a file is there already, and must not be replaced, or it cannot be written.
     """
     source = shipped("slurm") / "train.sbatch"
     target = folder / source.name

@@ -35,15 +35,9 @@ def time_steps(
     """Time the steps of a run as one of its ranks.
 
     Every other step runs untimed, to show what timing costs; full and partial batches are counted
-    apart for that.
-
-    Args:
-        run: the run; its number of steps is that of all steps, timed and untimed, but for partial
-            batches after the warm-up, which are taken in addition.
-        rank: position in the world.
-        device: device of this rank.
-        folder: folder of the run's files.
-        num_test_batches: batches of the evaluation, the warm-up included.
+    apart for that. The run's number of steps is that of all steps, timed and untimed, but for
+    partial batches after the warm-up, which are taken in addition. The test batches count those of
+    the warm-up of the evaluation.
     """
     started, run = time.perf_counter(), _with_full_batches(run)
     recorder = make_recorder(run, rank, device)
