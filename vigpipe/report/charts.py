@@ -119,8 +119,7 @@ def replica_chart(doings: Sequence[Doing], num_replicas: int) -> "Figure":
 def piece_chart(stacked: Mapping[str, Mapping[str, Mapping[str, float]]]) -> "Figure":
     """Draw the time of the model's pieces, with one panel per direction and one column per piece.
 
-    Args:
-        stacked: seconds by direction, part and piece, from `durations.stacked_medians`.
+    The seconds are by direction, part and piece, as `durations.stacked_medians` returns them.
     """
     from plotly.graph_objects import Bar
     from plotly.subplots import make_subplots
@@ -242,12 +241,9 @@ def _hover_text(span: Span, begin: float) -> str:
 
 
 def styled(figure: "Figure", height: int, top: int = 60) -> "Figure":
-    """Set size and background of a chart; the page's style sheet colours text and grid.
+    """Set size, in pixels, and background of a chart; the page's style sheet colours the rest.
 
-    Args:
-        figure: the chart.
-        height: of all of it, in pixels.
-        top: how much of the height is for the legend, in pixels.
+    The legend has the upper part of the height, `top`.
     """
     figure.update_layout(
         template="none",

@@ -9,11 +9,7 @@ LARGEST = 1e300  # arithmetic with larger numbers could overflow
 
 
 def parse_object(text: str, where: str) -> "Fields":
-    """Parse a JSON object.
-
-    Args:
-        text: the JSON text.
-        where: the file, and the line where the file has several, for error messages.
+    """Parse a JSON object; the errors name the file and line that it comes from, `where`.
 
     Raises:
         InputError: the text is not JSON, or not an object.
@@ -30,13 +26,8 @@ def parse_object(text: str, where: str) -> "Fields":
 class Fields:
     """A JSON object whose values are checked when they are read.
 
-    Args:
-        values: the parsed object.
-        where: the file, for error messages.
-
-    Raises:
-        InputError: raised by the constructor and by every method if a value is missing or of
-            another type.
+    The constructor and every method raise InputError if a value is missing or of another type; the
+    error names the file, `where`.
     """
 
     def __init__(self, values: object, where: str) -> None:

@@ -34,14 +34,8 @@ def table(
 ) -> str:
     """Make a table of plain text that scrolls sideways where the window is narrow.
 
-    Args:
-        head: header cells, one per column.
-        rows: rows of cells, each as long as the head.
-        num_names: number of columns at the left that name the row; the others are values.
-        style: CSS class of the table; empty for none.
-
-    Returns:
-        The HTML of the table.
+    The first `num_names` columns name the row, and the others are values; `style` is the CSS class
+    of the table.
     """
 
     def line(cells: Sequence[Cell], tag: str) -> str:

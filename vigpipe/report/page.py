@@ -25,12 +25,9 @@ _HOW_TO_ZOOM = (
 
 
 def write_report(runs: Sequence[Path], out: Path) -> None:
-    """Write the page about one or several runs.
+    """Write the page about one or several runs; the others are compared with the first.
 
-    Args:
-        runs: folders that vigpipe train wrote, at least one; the others are compared with the
-            first.
-        out: the HTML file to write, or to replace if it is such a page.
+    A page that is there already is replaced, but no other file.
 
     Raises:
         InputError: a folder holds no run or a broken file, or the page cannot be written.

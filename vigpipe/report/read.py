@@ -49,7 +49,7 @@ class SplitScore(NamedTuple):
     Attributes:
         loss: their mean loss.
         shares: by name, from 0 to 1, the main one first: top1 of images, accuracy of nodes.
-        average: the main one, of the moving average of the weights; None without one.
+        average: the main share of the moving average of the weights; None without one.
     """
 
     loss: float
@@ -67,7 +67,7 @@ class Evaluation(NamedTuple):
 
     Attributes:
         step: the last optimizer step before it.
-        epoch: the one that it ended.
+        epoch: the epoch that it ended.
         training_loss: mean over the training samples of the epoch.
         unit: what is scored: images or nodes.
         test: score of the test samples.

@@ -21,14 +21,7 @@ _BALANCE = ("cv", "imbalance", "efficiency")
 
 
 class Doing(NamedTuple):
-    """A span of a replica's time.
-
-    Attributes:
-        replica: whose it is.
-        deed: what the replica did.
-        start: when it began, in seconds since the first span of the run.
-        end: when it ended.
-    """
+    """What a replica did in a span of time, in seconds since the first span of the run."""
 
     replica: int
     deed: Deed
@@ -63,14 +56,9 @@ class ReportedReplicas:
 
 
 def read_replicas(folder: Path, summary: Fields) -> ReportedReplicas | None:
-    """Read what the replicas of a run did.
+    """Read what the replicas of a run did; None if all of them took every step together.
 
-    Args:
-        folder: the run's folder.
-        summary: its summary.json; empty if the run has not finished.
-
-    Returns:
-        What they did; None if all of them took every step together.
+    The summary is that of summary.json, and empty if the run has not finished.
 
     Raises:
         InputError: a file is broken.

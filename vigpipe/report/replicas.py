@@ -21,12 +21,9 @@ MOST_SPANS = 4000  # that a chart has; more would make it slow
 
 
 def replica_section(replicas: ReportedReplicas, index: int, unit: str) -> Iterator[str]:
-    """Make the HTML about one run's replicas.
+    """Make the HTML about the replicas of one run, which counts images or nodes.
 
-    Args:
-        replicas: what they did.
-        index: position of the run in the page, which makes the name of its chart unique.
-        unit: what the run counts: images or nodes.
+    The index is the run's position in the page, which makes the name of its chart unique.
     """
     if replicas.each:
         yield table(heads_of_each(trained_on(unit)), rows_of_each(replicas.each))

@@ -63,11 +63,9 @@ _HEAD = f"""<meta charset="utf-8">
 def document(mark: str, title: str, body: str, advice: str = "") -> str:
     """Make the HTML of a page that opens from disk, and draws its charts without a network.
 
-    Args:
-        mark: the line by which a command knows its own pages again.
-        title: plain text; also the first heading.
-        body: HTML below the heading.
-        advice: plain text for the foot of the page, behind the version.
+    The mark is the line by which a command knows its own pages again; title and advice are plain
+    text, and the body is the HTML below the heading. The advice stands at the foot, after the
+    version.
     """
     from plotly.offline import get_plotlyjs
 

@@ -38,12 +38,9 @@ def has_times(run: ReportedRun) -> bool:
 
 
 def time_sections(timing: ReportedTiming, index: int, unit: str = "images") -> Iterator[str]:
-    """Make the HTML about one run's time.
+    """Make the HTML about one run's time; the run counts images or nodes.
 
-    Args:
-        timing: what its timing files hold.
-        index: position of the run in the page, which makes the names of its charts unique.
-        unit: what the run counts: images or nodes.
+    The index is the run's position in the page, which makes the names of its charts unique.
     """
     missing = _missing(timing)
     if missing:

@@ -64,14 +64,9 @@ class ReportedTiming:
 
 
 def read_timing(folder: Path, summary: Fields) -> ReportedTiming | None:
-    """Read the timing files of a run.
+    """Read the timing files of a run; None if it was not timed.
 
-    Args:
-        folder: the run's folder.
-        summary: its summary.json; empty if the run has not finished.
-
-    Returns:
-        What the files hold, or None if the run was not timed.
+    The summary is that of summary.json, and empty if the run has not finished.
 
     Raises:
         InputError: a file is broken.
@@ -113,7 +108,6 @@ def _read_rows(path: Path) -> tuple[Row, ...]:
 
 
 def _row(values: list[str]) -> Row | None:
-    """Read the values of a line of timing.csv; None if they are not a row."""
     try:
         phase, step, rank, replica, stage, name, direction, count, seconds, *of_batch = values
         numbers = (int(step), int(rank), int(replica), int(stage or -1))
