@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from statistics import median
+from statistics import median, quantiles
 from typing import cast
 
 import torch
@@ -16,13 +16,15 @@ from vigpipe.messages import tell
 from vigpipe.model.blocks import parse_names
 from vigpipe.model.variants import VIG_SHAPES
 from vigpipe.selftest.compared import relative_difference
-from vigpipe.selftest.turns import FINALISTS, Entry, best_reference, ratio, take_turns
+from vigpipe.selftest.turns import Entry, best_reference, ratios, take_turns
 from vigpipe.selftest.way import NUM_WARMUP, Contender, Mode, Precision, Way, make_model
 from vigpipe.selftest.worker import OutOfTime, Worker, WorkerError
 
 SIDES = {"cuda": 8192, "cpu": 2048}  # of the square matrices whose product shows a device's peak
 PREPARE_SECONDS = 900.0  # at most, of a way; compiling takes most of it
-QUALIFYING = 3  # rounds that all ways take part in
+QUALIFYING, FINALISTS = 3, 2  # rounds of all ways, and of the reference's those that go on then
+# Turns whose ratios spread more are no measurement: the span of their middle half, by their median.
+WIDEST = 0.2
 LONGEST_NOTE = 160  # characters of why a way failed
 
 
@@ -129,7 +131,18 @@ def _measure(model: str, entries: Sequence[Entry], config: VigBench, device: tor
             except (OutOfTime, WorkerError) as error:
                 what = str(error).partition("\n")[0]  # a compiler's command and paths come after
                 entry.give_up("failed", what[:LONGEST_NOTE])
-        take_turns(entries, config.repeats, qualifying=QUALIFYING)
+        take_turns(entries, min(QUALIFYING, config.repeats))
+        # The fewer take turns, the less time passes between those that are compared.
+        take_turns(_finalists(entries), config.repeats - QUALIFYING)
+
+
+def _finalists(entries: Sequence[Entry]) -> list[Entry]:
+    """End all but the fastest of the reference's ways, and return what goes on."""
+    measured = [e for e in entries if e.outcome == "measured" and e.way.formulation == "reference"]
+    slow = sorted(measured, key=lambda e: median(e.seconds))[FINALISTS:]
+    for entry in slow:
+        entry.end()
+    return [entry for entry in entries if entry not in slow]
 
 
 def _rows(
@@ -144,7 +157,9 @@ def _rows(
         at_the_rate: seconds of the work of an image at the rate of a large matrix product.
     """
     timed = {entry.way: entry.seconds for entry in entries if entry.outcome == "measured"}
-    best = best_reference(timed)
+    references = {way: turns for way, turns in timed.items() if way.formulation == "reference"}
+    most = max(map(len, references.values()), default=0)
+    best = best_reference({way: turns for way, turns in references.items() if len(turns) == most})
     first = next((e.prepared.logits for e in entries if e.prepared), [])
     for entry in entries:
         way, prepared = entry.way, entry.prepared
@@ -157,7 +172,7 @@ def _rows(
             "images/s": f"{rate:.1f}",
             "ratio": "1 (the best reference)"
             if way == best
-            else str(ratio(timed, best, way))
+            else _ratio(ratios(timed, best, way))
             if best
             else "",
             "of the matrix rate": f"{rate * at_the_rate:.0%}",
@@ -168,3 +183,12 @@ def _rows(
             off = relative_difference(torch.tensor(prepared.logits), torch.tensor(first))
             row["logits off by"] = f"{off:.0e}"
         yield row
+
+
+def _ratio(of_turns: Sequence[float]) -> str:
+    """Write the ratio to another way: the median with the least and the most, if turns agree."""
+    spread = f"{min(of_turns):.2f} – {max(of_turns):.2f}"
+    first, middle, third = quantiles(of_turns, n=4) if len(of_turns) > 1 else [*of_turns] * 3
+    if third - first > WIDEST * middle:
+        return f"not measurable here ({spread})"
+    return f"{median(of_turns):.2f}× ({spread})"

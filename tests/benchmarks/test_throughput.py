@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import throughput
 from vigpipe.selftest.turns import Entry
-from vigpipe.selftest.way import Prepared, Way
+from vigpipe.selftest.way import Precision, Prepared, Way
 
 pytestmark = pytest.mark.heavy
 
@@ -19,6 +19,18 @@ def test_a_way_that_does_not_compile_is_a_row_that_says_so():
     assert (eager["images/s"], eager["ratio"]) == ("4.0", "2.00× (2.00 – 2.20)")
     assert eager["of the matrix rate"] == "20%"
     assert compiled["images/s"] == "InductorError: CppCompileError"
+
+
+def test_turns_that_disagree_are_no_measurement():
+    assert throughput._ratio([2.0, 1.0, 2.0, 4.0, 1.0]) == "not measurable here (1.00 – 4.00)"
+
+
+def test_only_the_fastest_of_the_reference_go_on():
+    precisions: tuple[Precision, ...] = "float32", "tf32", "bfloat16"
+    entries = [Entry(Way("reference", False, p), "training") for p in precisions] + [ours()]
+    for entry, seconds in zip(entries, (2.0, 3.0, 1.0, 9.0), strict=True):
+        entry.seconds = [seconds]
+    assert throughput._finalists(entries) == [entries[0], *entries[2:]]
 
 
 def ours(compiled=False):

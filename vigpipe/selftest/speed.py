@@ -18,7 +18,7 @@ from vigpipe.selftest.compared import relative_difference
 from vigpipe.selftest.machine import Machine
 from vigpipe.selftest.rows import Budget, Row
 from vigpipe.selftest.tables import Column, rows_table
-from vigpipe.selftest.turns import Entry, GivenUp, best_reference, ratio, take_turns
+from vigpipe.selftest.turns import Entry, GivenUp, best_reference, ratios, take_turns
 from vigpipe.selftest.way import Contender, Formulation, Mode, Precision, Way
 from vigpipe.selftest.worker import OutOfTime, Worker, WorkerError
 
@@ -150,6 +150,8 @@ def _take_turns(entries: Sequence[Entry], budget: Budget) -> None:
         return before >= 1.5 * seconds
 
     take_turns(entries, MOST_REPEATS, has_time)
+    for entry in entries:
+        entry.end()
 
 
 def rows_of(model: str, batch_size: int, entries: Sequence[Entry]) -> Iterator[Row]:
@@ -196,8 +198,8 @@ def _ratio(
 ) -> dict[str, float] | None:
     if reference is None or reference not in seconds:
         return None
-    found = ratio(seconds, reference, way)
-    return {"median": found.median, "least": found.least, "most": found.most}
+    found = ratios(seconds, reference, way)
+    return {"median": median(found), "least": min(found), "most": max(found)}
 
 
 def section(rows: Sequence[Row]) -> Iterator[str]:
