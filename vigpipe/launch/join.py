@@ -24,7 +24,6 @@ class Offer:
 
     Attributes:
         requested: its option --device.
-        host: name of its host.
         num_ranks: number of ranks on its host.
         num_gpus: number of GPUs that it sees.
         gpu: UUID of the GPU that it would take; empty if there is none for it.
@@ -35,14 +34,6 @@ class Offer:
     num_ranks: int
     num_gpus: int
     gpu: str
-
-
-@dataclass(frozen=True)
-class Deal:
-    """Whether every rank takes the GPU that it has offered, and why not although there are GPUs."""
-
-    on_gpus: bool
-    reason: str = ""
 
 
 def choose_gpu(requested: Device, launch: Launch, num_gpus: int) -> int | None:
@@ -64,7 +55,7 @@ def choose_gpu(requested: Device, launch: Launch, num_gpus: int) -> int | None:
     if launch.local_world_size <= num_gpus:
         return launch.local_rank
     # srun --gpus-per-task=1 shows every rank its own GPU only, as number 0; ranks that see a shared
-    # one find out when they compare (deal).
+    # one find out when they compare what they see (why_not_on_gpus).
     if num_gpus == 1 and launch.launcher in ("srun", "torchrun"):
         return 0
     if requested == "auto":
@@ -86,25 +77,27 @@ def device_alone(requested: Device) -> "torch.device":
     return take_device(choose_gpu(requested, from_environment({}), num_gpus))
 
 
-def deal(offers: Sequence[Offer]) -> Deal:
-    """Decide for all ranks, by their offers in rank order, whether each has a GPU of its own."""
+def why_not_on_gpus(offers: Sequence[Offer]) -> str | None:
+    """Say why not every rank computes on the GPU that it has offered; None if every rank does.
+
+    The reason is empty if there is no GPU. The offers are in rank order.
+    """
     first, gpus = offers[0], Counter(offer.gpu for offer in offers)
     for rank, offer in enumerate(offers):
         if offer.requested != first.requested:
-            return Deal(
-                False,
+            return (
                 f"ranks differ in their options: device is {offer.requested!r} on rank {rank}, but "
-                f"{first.requested!r} on rank 0",
+                f"{first.requested!r} on rank 0"
             )
     if not any(offer.num_gpus for offer in offers):
-        return Deal(False)
+        return ""
     for offer in offers:
         if gpus[offer.gpu] > 1 or not offer.gpu:
             ranks, has = f"{offer.num_ranks} ranks on {offer.host}", _counted(offer.num_gpus)
             if offer.num_ranks > offer.num_gpus:
-                return Deal(False, f"{ranks}, but {has}")
-            return Deal(False, f"{gpus[offer.gpu]} of {ranks} have the same GPU ({offer.gpu})")
-    return Deal(True)
+                return f"{ranks}, but {has}"
+            return f"{gpus[offer.gpu]} of {ranks} have the same GPU ({offer.gpu})"
+    return None
 
 
 def join(
@@ -145,16 +138,16 @@ def join(
         store,
         launch,
         json.dumps(asdict(offer)),
-        lambda texts: json.dumps(asdict(deal([Offer(**json.loads(text)) for text in texts]))),
+        lambda texts: json.dumps(why_not_on_gpus([Offer(**json.loads(text)) for text in texts])),
     )
-    agreed = Deal(**json.loads(decision))
-    if not agreed.on_gpus:
+    reason: str | None = json.loads(decision)
+    if reason is not None:
         gpu = None
         if requested == "cuda":
-            raise InputError(f"--device cuda: {agreed.reason}; {ADVICE}")
-        if requested == "auto" and agreed.reason and launch.rank == 0:
+            raise InputError(f"--device cuda: {reason}; {ADVICE}")
+        if requested == "auto" and reason and launch.rank == 0:
             tell(
-                f"{agreed.reason}: all ranks compute on CPUs; one GPU does the same work with one "
+                f"{reason}: all ranks compute on CPUs; one GPU does the same work with one "
                 f"rank, {on_one_gpu}"
             )
     device = take_device(gpu)
