@@ -1,7 +1,7 @@
 """Read from a weights file which model it holds and how its images are prepared."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -9,7 +9,7 @@ from typing import Any, get_args
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from vigpipe.config.choices import GRAPH_MODELS, MODELS, NORMS, Compat
 from vigpipe.config.options import TrainConfig, parse_image_size, with_model_defaults
@@ -24,7 +24,7 @@ from vigpipe.model.identify import identify
 from vigpipe.model.metadata import class_names, image_preparation, read_metadata
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.variants import VIG_SHAPES, create_model, pretrained_cfg
-from vigpipe.model.weights import read_weights, to_reference_names
+from vigpipe.model.weights import match_state, read_weights, to_reference_names
 
 OPTIONS = ("norm", "graph", "aggregator", "stem_stride", "compat")
 NUM_IMAGENET_CLASSES = 1000
@@ -120,6 +120,17 @@ class _InChannels:
 
 def _in_channels(image: Image.Image, channels: int) -> Image.Image:
     return image if channels == 3 else image.convert("L")
+
+
+def matching_weights(weights: Path, build: Callable[[], nn.Module]) -> dict[str, Tensor]:
+    """Read the weights of a file; raise InputError unless they fit the model that is built.
+
+    It is built without memory, since a file may claim to hold a model of any size.
+    """
+    state = to_reference_names(read_weights(weights))
+    with torch.device("meta"):
+        match_state(state, build(), str(weights))
+    return state
 
 
 def read_description(

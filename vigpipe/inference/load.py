@@ -12,13 +12,13 @@ from torch import Tensor
 
 from vigpipe.data.images import read_image
 from vigpipe.errors import InputError
-from vigpipe.inference.description import ModelDescription, read_description
+from vigpipe.inference.description import ModelDescription, matching_weights, read_description
 from vigpipe.inference.predict import Prediction, list_files, make_prediction, most_likely
 from vigpipe.inference.prepack import can_prepack, prepack
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.variants import cfg_of_file
 from vigpipe.model.vig import VisionGnn
-from vigpipe.model.weights import match_state, read_weights, to_reference_names
+from vigpipe.model.weights import match_state
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,7 @@ def build_from(weights: Path, build: Callable[[], StagedModel]) -> StagedModel:
     Raises:
         InputError: the file cannot be read, or does not fit the model.
     """
-    state = to_reference_names(read_weights(weights))
-    with torch.device("meta"):  # refused before anything is built as large as the file claims
-        claimed = build()
-    match_state(state, claimed, str(weights))
+    state = matching_weights(weights, build)
     with torch.random.fork_rng(devices=[]):  # building draws weights, which the file's replace
         built = build()
     built.load_state_dict(match_state(state, built, str(weights)))

@@ -16,11 +16,10 @@ from vigpipe.data import Source
 from vigpipe.data.formats.folders import images_below
 from vigpipe.data.job import ImageJob
 from vigpipe.errors import InputError
-from vigpipe.inference.description import read_description
+from vigpipe.inference.description import matching_weights, read_description
 from vigpipe.inference.prepack import can_prepack, prepack
 from vigpipe.launch.device import weight_dtype
 from vigpipe.messages import one_line
-from vigpipe.model.weights import match_state, read_weights, to_reference_names
 from vigpipe.run.facts import Run, prepare
 from vigpipe.run.rank import RankState
 
@@ -72,7 +71,7 @@ def prepare_prediction(config: PredictConfig, paths: Sequence[Path]) -> Run:
     """Prepare a run whose test images are the given image files.
 
     Raises:
-        InputError: there are no paths, or `read_description`, `prepare` or `match_state` raises it.
+        InputError: there are no paths, the weights do not fit, or an option is wrong.
     """
     if not paths:
         raise InputError("predict: none of the images can be read; name others")
@@ -99,10 +98,7 @@ def prepare_prediction(config: PredictConfig, paths: Sequence[Path]) -> Run:
         timeout=config.timeout,
     )
     run = prepare(options, weight_dtype(config.dtype))
-    state = to_reference_names(read_weights(config.weights))
-    with torch.device("meta"):
-        model = description.build()
-    match_state(state, model, str(config.weights))
+    matching_weights(config.weights, description.build)
     options = replace(run.config, weights=config.weights)
     return replace(run, job=ImageJob(options, source), config=options)
 

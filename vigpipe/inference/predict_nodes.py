@@ -13,10 +13,10 @@ from vigpipe.config.verbs import PredictConfig, Split
 from vigpipe.errors import InputError
 from vigpipe.graphs.graph import SPLITS
 from vigpipe.graphs.job import GraphJob
+from vigpipe.inference.description import matching_weights
 from vigpipe.inference.graph_description import GraphDescription, read_graph_description
 from vigpipe.inference.predict import as_lines, check_finite, most_likely, top
 from vigpipe.launch.device import weight_dtype
-from vigpipe.model.weights import match_state, read_weights, to_reference_names
 from vigpipe.run.facts import Run, prepare
 from vigpipe.run.rank import RankState
 
@@ -28,15 +28,10 @@ _DEFAULTS = {f.name: f.default for f in fields(PredictConfig)}
 
 @dataclass(frozen=True)
 class NodePrediction:
-    """The most likely classes of one node, most likely first.
+    """The most likely classes of one node, at most NUM_SHOWN, most likely first.
 
-    Attributes:
-        node: number of the node.
-        name: its name; None if the graph has no names.
-        labels: labels of the classes, at most NUM_SHOWN.
-        names: name of the class of each label.
-        probabilities: probability of each label. Where a node may have several classes, they do not
-            add up to 1.
+    Where a node may have several classes, the probabilities do not add up to 1. A graph may have no
+    names.
     """
 
     node: int
@@ -115,10 +110,7 @@ def prepare_node_prediction(config: PredictConfig) -> tuple[Run, GraphDescriptio
         raise InputError(
             f"--split {config.split}: {config.data} has no such nodes; choose another split, or all"
         )
-    with torch.device("meta"):
-        model = run.job.make_model()
-    state = to_reference_names(read_weights(config.weights))
-    match_state(state, model, str(config.weights))
+    matching_weights(config.weights, run.job.make_model)
     return replace(run, config=replace(run.config, weights=config.weights)), description
 
 
