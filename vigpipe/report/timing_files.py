@@ -16,19 +16,16 @@ from vigpipe.timing.tables import DIRECTIONS
 
 _NAMES = [field.name for field in fields(Row)]
 COLUMNS = ",".join(_NAMES)
-_OLD_COLUMNS = ",".join(_NAMES[:-2])  # of runs that did not tell how full their batches were
+# Earlier versions did not tell how full batches were.
+_OLD_COLUMNS = ",".join(_NAMES[:-2])
 
 
 @dataclass(frozen=True)
 class Timeline:
     """The spans of one step on all ranks, as timeline.json holds them.
 
-    Attributes:
-        step: number of the step.
-        microbatches: number of micro-batches of one replica.
-        clock_error_seconds: how far the times of one event on two ranks may be apart.
-        measured: spans that were recorded.
-        predicted: spans that were simulated; may be empty.
+    The times of one event on two ranks may be `clock_error_seconds` apart. The predicted spans were
+    simulated; there may be none.
     """
 
     step: int
@@ -46,17 +43,15 @@ class ReportedTiming:
         rows: rows of timing.csv, which begins after the warm-up.
         timeline: spans of one step of all ranks.
         warmup_steps: optimizer steps that the numbers leave out; None in an unfinished run.
-        step_seconds: mean, std, min, max, median, p95 and count of the training step.
         overhead: share of a step that timing itself costs.
         accounts: where the time of a step goes, one account per rank.
         bubble: the share of waiting and its reasons; None if the run has one stage.
-        peak_bytes: peak memory of every rank, in bytes.
+        peak_bytes: peak memory of every rank.
     """
 
     rows: tuple[Row, ...]
     timeline: Timeline | None
     warmup_steps: int | None
-    step_seconds: dict[str, float]
     overhead: float | None
     accounts: tuple[Account, ...]
     bubble: Bubble | None
@@ -79,8 +74,7 @@ def read_timing(folder: Path, summary: Fields) -> ReportedTiming | None:
         rows=_read_rows(rows_file) if rows_file.is_file() else (),
         timeline=_read_timeline(timeline_file) if timeline_file.is_file() else None,
         warmup_steps=table.whole("warmup_steps") if "warmup_steps" in table else None,
-        step_seconds=_all_numbers(table.object("step_seconds")) if "step_seconds" in table else {},
-        overhead=_optional(table, "overhead"),
+        overhead=table.number("overhead") if "overhead" in table else None,
         accounts=_accounts(table) if "accounting" in table else (),
         bubble=_bubble(table.object("bubble")) if "bubble" in table else None,
         peak_bytes=tuple(table.numbers("peak_bytes")) if "peak_bytes" in table else (),
@@ -169,11 +163,3 @@ def _accounts(table: Fields) -> tuple[Account, ...]:
 
 def _bubble(table: Fields) -> Bubble:
     return Bubble(**{field.name: table.number(field.name) for field in fields(Bubble)})
-
-
-def _all_numbers(table: Fields) -> dict[str, float]:
-    return {name: table.number(name) for name in table.names() if name in table}
-
-
-def _optional(table: Fields, name: str) -> float | None:
-    return table.number(name) if name in table else None
