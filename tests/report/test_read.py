@@ -36,7 +36,7 @@ def test_a_run_on_a_graph_is_known_by_the_names_of_its_numbers():
     (run,) = read_runs([shared_run(graph=True)])
     assert run.unit == "nodes"
     step = run.steps[0]
-    assert (step.unit, step.samples, round(step.rows, 6)) == ("nodes", 60, 100)
+    assert (step.unit, step.samples, round(step.num_processed, 6)) == ("nodes", 60, 100)
     last = run.evaluations[-1]
     shares = {"accuracy": 0.9, "micro_f1": 0.9, "macro_f1": 0.99}
     assert (last.unit, last.test.shares) == ("nodes", pytest.approx(shares))

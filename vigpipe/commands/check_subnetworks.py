@@ -29,15 +29,15 @@ class SubnetworksInTurn(InTurn):
             for name, shape in wide.shapes.items()
             if name in wide.narrow
         }
-        self._moments: dict[tuple[str, str], Tensor] = {}  # by kind and parameter, once there are
+        self._moments: dict[tuple[str, str], Tensor] = {}  # by kind and parameter
         for name, tensor in self._wide.items():
             wide.fill(tensor, name, {})
-        self._take()
+        self._copy_slices()
 
     def carry_out(self) -> list[Kinds]:
         """Do all that was recorded, put the slices back, and return the traces."""
         traces = super().carry_out()
-        self._give()
+        self._put_back_slices()
         stored = map(self._stored, range(len(self.models)))
         return [{**trace, **stored_kinds(rows)} for trace, rows in zip(traces, stored, strict=True)]
 
@@ -58,24 +58,24 @@ class SubnetworksInTurn(InTurn):
             model.samples = 0
             if not self._carries:
                 model.state.trained.optimizer.state.clear()
-        self._give()
+        self._put_back_slices()
         self._round += 1
-        self._take()
+        self._copy_slices()
 
     @torch.no_grad()
-    def _take(self) -> None:
+    def _copy_slices(self) -> None:
         """Fill the sub-models with their slices."""
-        for model, channels in zip(self.models, self._chosen(), strict=True):
+        for model, channels in zip(self.models, self._channels(), strict=True):
             for stage in model.state.trained.models:
                 stage.input_channels = channels.get(INPUT)
             for name, tensor in model.state.trained.state().items():
-                tensor.copy_(self._slice(name, channels))
+                tensor.copy_(self._wide[name][self._entries(name, channels)])
             for (kind, name), tensor in self._moments.items():
                 own = model.state.trained.optimizer.state[model.state.trained.parameters()[name]]
                 own[kind].copy_(tensor[self._entries(name, channels)])
 
     @torch.no_grad()
-    def _give(self) -> None:
+    def _put_back_slices(self) -> None:
         """Put the slices of the sub-models back, and average what all of them have."""
         states = [model.state.trained.state() for model in self.models]
         for name, tensor in self._wide.items():
@@ -83,16 +83,16 @@ class SubnetworksInTurn(InTurn):
                 if tensor.is_floating_point():
                     tensor.copy_(_mean(name, states))
                 continue
-            for state, channels in zip(states, self._chosen(), strict=True):
+            for state, channels in zip(states, self._channels(), strict=True):
                 tensor[self._entries(name, channels)] = state[name].cpu()
-        for state in states:  # these are not drawn, so all have them from now on
+        for state in states:  # tensors that are not sliced become the same in all sub-models
             for name, tensor in state.items():
                 if self._slicing.owned(name) is None and tensor.is_floating_point():
                     tensor.copy_(self._wide[name])
         if self._carries:
-            self._give_moments()
+            self._put_back_moments()
 
-    def _give_moments(self) -> None:
+    def _put_back_moments(self) -> None:
         """Put the moments of the weights back, as the weights are."""
         for name in self.models[0].state.trained.parameters():
             states = [
@@ -101,20 +101,17 @@ class SubnetworksInTurn(InTurn):
             ]
             for kind, first in states[0].items():
                 if first.shape != self.models[0].state.trained.parameters()[name].shape:
-                    continue  # the number of steps
+                    continue  # not a moment, but the number of steps
                 wide = self._moments.setdefault((kind, name), torch.zeros_like(self._wide[name]))
                 moments: list[Tensor] = [state[kind] for state in states]
                 if self._slicing.owned(name) is None:
                     wide.copy_(_mean_of(moments))
                     continue
-                for moment, channels in zip(moments, self._chosen(), strict=True):
+                for moment, channels in zip(moments, self._channels(), strict=True):
                     wide[self._entries(name, channels)] = moment.cpu()
 
-    def _chosen(self) -> list[Channels]:
+    def _channels(self) -> list[Channels]:
         return draw_channels(self._slicing.sizes, len(self.models), self._seed, self._round)
-
-    def _slice(self, name: str, channels: Channels) -> Tensor:
-        return self._wide[name][self._entries(name, channels)]
 
     def _entries(self, name: str, channels: Channels) -> tuple[Tensor, ...]:
         """Return one index for each dimension of a tensor, for all combinations."""

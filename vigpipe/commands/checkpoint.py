@@ -113,11 +113,11 @@ def export(
         raise InputError(f"{checkpoint}: has no {kind}… tensors; the run had no --ema")
     if manifest.config.get("strategy") == "subnetworks":
         _export_wide(checkpoint, manifest, target)
-        why = f", the best by {chosen_by}" if chosen_by else ""
-        return f"{target}: weights of {checkpoint}{why}"
-    state = {k.removeprefix(kind): v for k, v in read_tensors(checkpoint, where, names)}
-    save_weights(target, state, manifest.weights)
-    what = "moving average" if ema else "weights"
+        what = "weights"
+    else:
+        state = {k.removeprefix(kind): v for k, v in read_tensors(checkpoint, where, names)}
+        save_weights(target, state, manifest.weights)
+        what = "moving average" if ema else "weights"
     why = f", the best by {chosen_by}" if chosen_by else ""
     return f"{target}: {what} of {checkpoint}{why}"
 

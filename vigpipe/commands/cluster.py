@@ -32,7 +32,7 @@ FREE_MESSAGES = (
     "messages between ranks count as free, because one rank alone cannot measure them; give their "
     "--bandwidth and --latency"
 )
-_MOST = 1e18  # of all quantities, so that sums and products stay finite
+_MOST = 1e18  # no quantity is larger, so that sums and products stay finite
 
 
 def check_cluster(config: PlanConfig) -> None:

@@ -115,17 +115,9 @@ def _scale(tensor: Tensor, largest_of_kind: float) -> float:
 
 def table_of(rows: Sequence[Difference]) -> str:
     """Write differences as a table, one row each."""
-    return tabulate(
-        [
-            (
-                r.kind,
-                f"{r.absolute:.3g}",
-                f"{r.relative:.3g}",
-                (r.identical and "yes") or "no",
-                r.where,
-            )
-            for r in rows
-        ],
-        headers=["", "largest difference", "relative", "bit for bit", "in"],
-        disable_numparse=True,
-    )
+    lines = [
+        (r.kind, f"{r.absolute:.3g}", f"{r.relative:.3g}", "yes" if r.identical else "no", r.where)
+        for r in rows
+    ]
+    headers = ["", "largest difference", "relative", "bit for bit", "in"]
+    return tabulate(lines, headers, disable_numparse=True)

@@ -29,8 +29,6 @@ class Option:
         kinds: kinds of value that it takes: whole number, number, text, path.
         choices: values that it may have, if they are few.
         default: its default; empty where that depends on something else.
-        is_required: whether it must be given.
-        meaning: what it does.
     """
 
     names: tuple[str, ...]

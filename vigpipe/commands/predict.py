@@ -77,7 +77,7 @@ def _predict(
         if rank_state.is_writer and somebody_reads:
             try:
                 print(prediction.as_json() if is_json else prediction.as_text())
-            except BrokenPipeError:  # as with `vigpipe predict ... | head`
+            except BrokenPipeError:  # `vigpipe predict ... | head` ends so
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 somebody_reads = False
     # A code other than 0 of one of several ranks would end the others before they are done.

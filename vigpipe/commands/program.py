@@ -45,7 +45,7 @@ def _run(
         if wants_help(app, arguments):
             print(help_text(app, arguments))
             return DONE
-        threads_per_rank(None, 1, os.environ)  # before torch, which OpenMP would end
+        threads_per_rank(None, 1, os.environ)  # refuses what OpenMP would end torch for
         app.config = (Dict(dict.fromkeys(configured, options), source=path), check_values)
         words = with_negative_values(arguments)
         code = app(words, exit_on_error=False, print_error=False, result_action="return_value")

@@ -26,7 +26,7 @@ from vigpipe.run.step import complete_step, train_step
 from vigpipe.run.summary import gather_compression, gather_sent, summarize
 from vigpipe.timing.clock import read_clocks
 
-_Seconds = tuple[list[float], list[float]]  # of steps: timed, untimed
+_Seconds = tuple[list[float], list[float]]  # timed steps, untimed steps
 
 
 def time_steps(

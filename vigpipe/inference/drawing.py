@@ -25,11 +25,10 @@ FORMATS = (".png", ".pdf", ".svg")
 MADE_BY = "vigpipe graph"
 MAX_COLUMNS = 4
 PANEL_INCHES = 3.6
-MARGIN_INCHES = 0.1  # around the panels
-TITLE_INCHES = 0.45  # above every panel, two lines
-HEADING_INCHES = 0.75  # above all panels, two lines and the legend
-LINE_INCHES = 0.2  # of the heading
-CHARACTER_INCHES = 0.078  # of the heading, in the mean
+MARGIN_INCHES = 0.1
+TITLE_INCHES = 0.45  # every panel has a title of two lines
+HEADING_INCHES = 0.75  # all panels have one heading of two lines and the legend
+LINE_INCHES, CHARACTER_INCHES = 0.2, 0.078  # the heading's lines, and a character in the mean
 DOTS_PER_INCH = 150
 FADED = 0.62  # how much of the image remains outside of the node and its neighbours
 FADED_COLOUR = 0.45  # how much of its colour remains of that
@@ -112,7 +111,7 @@ def _draw_heading(
     figure: "Figure", heading: Sequence[str], inches_wide: float, inches_high: float
 ) -> None:
     left = MARGIN_INCHES / inches_wide
-    most = int((inches_wide - 2 * MARGIN_INCHES) / CHARACTER_INCHES) - 1  # and the ellipsis
+    most = int((inches_wide - 2 * MARGIN_INCHES) / CHARACTER_INCHES) - 1  # the ellipsis takes one
     for i, line in enumerate(heading):
         figure.text(
             left,
@@ -159,7 +158,7 @@ def _size(grid: tuple[int, int]) -> str:
 
 
 def _box(
-    place: tuple[int, int], grid: tuple[int, int], size: tuple[int, int], reduction: int = 1
+    position: tuple[int, int], grid: tuple[int, int], size: tuple[int, int], reduction: int = 1
 ) -> tuple[float, float, float, float]:
     """Return the pixels that reduction x reduction nodes cover: (left, top, right, bottom)."""
     (top, bottom), (left, right) = (
@@ -167,7 +166,7 @@ def _box(
             i * reduction * pixels / nodes,
             min((i + 1) * reduction, nodes) * pixels / nodes,
         )
-        for i, nodes, pixels in zip(place, grid, size, strict=True)
+        for i, nodes, pixels in zip(position, grid, size, strict=True)
     )
     return left, top, right, bottom
 

@@ -22,7 +22,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 }
 _MODEL_OPTIONS = ("layers", "width", "heads", "aggregator", "norm", "features", "symmetric")
 _MAY_BE_ABSENT = ("heads",)  # a model without attention has none
-_MOST = 1 << 30  # of what is counted
+_MOST = 1 << 30  # the largest count that is believed
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,6 @@ class GraphDescription:
     Attributes:
         weights: the file or checkpoint that says so.
         model: name of the model, such as sage.
-        num_classes: number of logits of a node.
-        num_features: number of features of a node.
         multi_label: whether a node may have several classes.
         class_names: name of each class, by label; empty if the file has no names.
         options: the options of training that the model and its graph depend on, as fields of
@@ -90,7 +88,7 @@ def graph_model_in(weights: Path) -> str | None:
     """Return the name of the graph model that a file holds; None if it does not name one."""
     try:
         name = read_metadata(weights).get("model")
-    except InputError:  # of what there is to say of it, others say it better
+    except InputError:  # whoever reads the whole file words its error better
         return None
     return name if name in GRAPH_MODELS else None
 

@@ -15,11 +15,11 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom; pixels of t
 
 NODE_COLOUR = "#e6004c"
 NEIGHBOUR_COLOUR = "#ffb000"
-CASING_COLOUR = "black"  # around both, so that they are visible on an image of the same colour
+CASING_COLOUR = "black"  # a rim makes both visible on an image of the same colour
 POINTS_PER_INCH = 72
 NODE_LINE = 2.0  # points
-ARM, ARM_PER_SIDE = 6.0, 0.4  # of the sight: in points, and as a fraction of the side of its patch
-MAX_LINE, LINE_PER_SIDE = 1.8, 0.15  # of a neighbour: in points, and as a fraction of its side
+ARM, ARM_PER_SIDE = 6.0, 0.4  # the sight's: points, and fraction of the side of its patch
+MAX_LINE, LINE_PER_SIDE = 1.8, 0.15  # a neighbour's: points, and fraction of its side
 CASING = 0.8  # points, both sides together
 
 

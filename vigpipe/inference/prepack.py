@@ -20,7 +20,7 @@ from vigpipe.model.stem import ConvStem, Downsample
 from vigpipe.model.vig import VisionGnn
 from vigpipe.ops.gelu import gelu_
 
-Sides = tuple[int, ...] | str  # as torch.nn.Conv2d has them
+Sides = tuple[int, ...] | str  # torch.nn.Conv2d has both
 Geometry = tuple[Sides, Sides, Sides, int]
 
 

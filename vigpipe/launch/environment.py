@@ -38,11 +38,8 @@ class Launch:
     """One rank's place in the world.
 
     Attributes:
-        rank: position in the world.
-        world_size: number of ranks.
         local_rank: position among the ranks of this host.
         local_world_size: number of ranks on this host.
-        launcher: what started this rank.
         init_method: URL where the ranks meet; None for a rank that is alone.
         run_id: a name that no other world has; ranks of another world are recognised by it.
     """

@@ -45,8 +45,10 @@ def _partial_batches(run: ReportedRun) -> dict[int, Fill]:
     told = {i: step.partial for i, step in enumerate(run.steps) if step.partial is not None}
     if told or run.unit != "images" or run.replicas is not None:
         return told
-    most = max((step.rows for step in run.steps), default=0)
-    return {i: Fill(round(run.steps[i].rows), round(most)) for i in small_batches(run.steps)}
+    most = max((step.num_processed for step in run.steps), default=0)
+    return {
+        i: Fill(round(run.steps[i].num_processed), round(most)) for i in small_batches(run.steps)
+    }
 
 
 def run_table(runs: Sequence[ReportedRun]) -> list[Line]:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure, Scatter
 
 RUN_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999")
-MOST_POINTS = 1000  # of a line; with more, nothing more could be seen
-OTHER_DASHES = {"top5": "dot", "macro_f1": "dot", "micro_f1": "longdash"}  # than of the main share
-AXES = {"images": "top-1 and top-5", "nodes": "accuracy and F1"}  # of the chart of scores
+MOST_POINTS = 1000  # of a line; nobody could see more of them
+OTHER_DASHES = {"top5": "dot", "macro_f1": "dot", "micro_f1": "longdash"}  # the main share is solid
+SCORE_AXES = {"images": "top-1 and top-5", "nodes": "accuracy and F1"}
 
 
 class _Point(NamedTuple):
@@ -79,7 +79,7 @@ def accuracy_chart(runs: Sequence[ReportedRun]) -> "Figure":
             points = [_at(row, 100 * value) for row, value in values]
             lines.append(_line(runs, i, what, points, dash=dash))
     units = dict.fromkeys(run.unit for run in runs if run.evaluations)
-    figure = _curves(lines, f"{'; '.join(AXES[unit] for unit in units)}, %")
+    figure = _curves(lines, f"{'; '.join(SCORE_AXES[unit] for unit in units)}, %")
     figure.update_yaxes(range=[0, 102])
     return figure
 

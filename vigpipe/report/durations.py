@@ -12,7 +12,7 @@ import numpy as np
 from vigpipe.spans import COMPUTE
 from vigpipe.timing.tables import DIRECTIONS, OF_RANKS, Key, Statistics, statistics
 
-Seconds = Mapping[Key, list[float]]  # by step, as vigpipe.timing.tables.slowest returns them
+Seconds = Mapping[Key, list[float]]  # a value for each step, from vigpipe.timing.tables.slowest
 Rows = list[tuple[str, str, Statistics]]  # name, direction, statistics
 
 PARTS_OF_BLOCK = {
@@ -22,7 +22,7 @@ PARTS_OF_BLOCK = {
     "/grapher/aggregation": "aggregation",
     "/ffn": "FFN",
 }
-PARTS_OF_LAYER = {"/aggregation": "aggregation", "/update": "update"}  # of a graph model's block
+PARTS_OF_LAYER = {"/aggregation": "aggregation", "/update": "update"}  # a graph model's block
 COMPARED = ("step", *COMPUTE, "all-reduce", "optimizer")
 _BLOCK = re.compile(r"block (\d+)(/.*)?")
 _BEFORE, _AFTER = -1, 1 << 30  # indices before and after those of all blocks
@@ -118,10 +118,10 @@ def _part(block: "re.Match[str] | None") -> str:
 def _regions(seconds: Seconds, directions: Iterable[str] = DIRECTIONS) -> list[Key]:
     """List the keys that are about the model, in the order in which an image passes through it."""
     keys = [key for key in seconds if key[1] not in OF_RANKS and key[2] in directions]
-    return sorted(keys, key=_place)
+    return sorted(keys, key=_model_order)
 
 
-def _place(key: Key) -> tuple[int, int, str, int]:
+def _model_order(key: Key) -> tuple[int, int, str, int]:
     block = _BLOCK.fullmatch(key[1])
     ends = {"stem": _BEFORE, "readout": _AFTER, "loss": _AFTER + 1}
     index = int(block[1]) if block else ends.get(key[1], _AFTER + 2)

@@ -29,18 +29,18 @@ class StepMetrics(NamedTuple):
     per_second: float  # images or nodes
     data_seconds: float | None = None  # runs of earlier versions do not tell it
     unit: str = "images"
-    training_nodes: float | None = None  # of a graph; other nodes have no part in the loss
-    partial: Fill | None = None  # of a step with a partial batch; earlier versions do not tell it
+    training_nodes: float | None = None  # a graph's; its other nodes have no part in the loss
+    partial: Fill | None = None  # None also in runs of earlier versions, which do not tell it
 
     @property
-    def rows(self) -> float:
+    def num_processed(self) -> float:
         """Number of images, or nodes, of the step over all replicas, up to rounding."""
         return self.seconds * self.per_second
 
     @property
     def samples(self) -> float:
         """What the loss is the mean of: images or training nodes, up to rounding."""
-        return self.rows if self.training_nodes is None else self.training_nodes
+        return self.num_processed if self.training_nodes is None else self.training_nodes
 
 
 class SplitScore(NamedTuple):
@@ -70,8 +70,6 @@ class Evaluation(NamedTuple):
         epoch: the epoch that it ended.
         training_loss: mean over the training samples of the epoch.
         unit: what is scored: images or nodes.
-        test: score of the test samples.
-        validation: score of the validation samples; None in a run without such.
     """
 
     step: int
@@ -83,10 +81,13 @@ class Evaluation(NamedTuple):
 
 
 class Resumption(NamedTuple):
-    """A time when a run went on: a row of metrics.jsonl."""
+    """When a run went on, and how many replicas it had until then: a row of metrics.jsonl.
+
+    Runs of earlier versions do not tell their replicas.
+    """
 
     after_step: int
-    replicas_before: int | None  # until then; runs of earlier versions do not tell it
+    replicas_before: int | None
 
 
 @dataclass(frozen=True)
@@ -95,18 +96,15 @@ class ReportedRun:
 
     Attributes:
         name: name of the folder, or its whole path where two runs have folders of one name.
-        folder: path of the folder as it was given.
         options: options of config.toml, by name; empty if the file is missing.
         steps: metrics of every optimizer step, in their order; of replica 0, where replicas take
             steps of their own.
-        evaluations: metrics of every evaluation, in their order.
         summary: content of summary.json; empty for a run that has not finished.
         running: whether the run goes on: its process holds the folder's lock.
         unfinished: how the run ended before its time; empty for a finished or a running one.
         timing: content of the timing files; None for a run that was not timed.
         replicas: what replicas with steps of their own did; None if all took every step together.
         steps_of_others: metrics of the steps of the other replicas then, by replica.
-        resumptions: when the run went on, in order.
     """
 
     name: str
@@ -212,7 +210,7 @@ def _sort(
     steps_of: dict[int, list[StepMetrics]] = {}
     evaluations: list[Evaluation] = []
     for row in rows:
-        if "event" in row:  # of a straggler, a resumption, ...
+        if "event" in row:  # such as a resumption
             continue
         if "step" in row:
             replica = row.whole("replica") if "replica" in row else 0

@@ -17,7 +17,7 @@ from vigpipe.report.markup import paragraph, table
 from vigpipe.report.replica_files import ReportedReplicas
 from vigpipe.report.terms import explain
 
-MOST_SPANS = 4000  # that a chart has; more would make it slow
+MOST_SPANS = 4000  # more would make the chart slow
 
 
 def replica_section(replicas: ReportedReplicas, index: int, unit: str) -> Iterator[str]:

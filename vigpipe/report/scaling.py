@@ -10,7 +10,7 @@ from vigpipe.report.fields import LARGEST
 from vigpipe.report.markup import paragraph
 from vigpipe.report.read import ReportedRun, StepMetrics
 
-_MOST_REPLICAS = 10**6  # that are believed; a file may say anything
+_MOST_REPLICAS = 10**6  # a file may say anything, and more are not believed
 
 
 def readings(run: ReportedRun) -> list[Reading]:
@@ -105,12 +105,12 @@ def _joined(run: ReportedRun, num_replicas: int) -> list[StepMetrics]:
     for _, own in sorted(items.items()):
         seconds = fmean(step.seconds for step in own)
         if len(own) == num_replicas and seconds > 0:
-            rows = sum(step.rows for step in own)
+            processed = sum(step.num_processed for step in own)
             nodes = [step.training_nodes for step in own if step.training_nodes is not None]
             joined.append(
                 own[0]._replace(
                     seconds=seconds,
-                    per_second=rows / seconds,
+                    per_second=processed / seconds,
                     training_nodes=sum(nodes) if nodes else None,
                 )
             )

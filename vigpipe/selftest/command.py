@@ -15,14 +15,7 @@ from vigpipe.selftest.worker import OutOfTime
 
 @dataclass(frozen=True)
 class Finished:
-    """A command that has ended.
-
-    Attributes:
-        code: its exit code, or 128 + n if signal n ended it.
-        stdout: what it wrote there.
-        stderr: what it wrote there.
-        seconds: from its start to its end.
-    """
+    """A command that has ended; its code is 128 + n if signal n ended it."""
 
     code: int
     stdout: str

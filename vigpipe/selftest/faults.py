@@ -35,7 +35,6 @@ class Fault:
         what: the fault and the ranks, in words.
         signal: what the last rank is sent.
         num_ranks: stages of the run; a single rank is the process of the command itself.
-        device: cpu or cuda.
         code: the exit code that must follow.
         timeout: the option --timeout in seconds, after which a frozen rank is noticed.
     """
@@ -80,17 +79,17 @@ def suffer(fault: Fault, seconds: float) -> list[Row]:
     """
     deadline = time.monotonic() + seconds
     with tempfile.TemporaryDirectory(prefix="vigpipe-selftest-") as name:
-        place = Path(name)
-        folder = place / "run"
+        temporary = Path(name)
+        folder = temporary / "run"
         variables = {**os.environ, "TMPDIR": name}  # Ranks leave their process ids there.
         endless = [*_words(fault, folder), "--steps", str(ENDLESS)]
-        with command(endless, place, variables) as child:
-            _wait_for_checkpoint(folder, child, deadline, place / "stderr")
-            os.kill(_pid(place, fault, child.pid), fault.signal)
+        with command(endless, temporary, variables) as child:
+            _wait_for_checkpoint(folder, child, deadline, temporary / "stderr")
+            os.kill(_pid(temporary, fault, child.pid), fault.signal)
             began = time.monotonic()
             code = exit_code(child, deadline - began)
             ended_after = time.monotonic() - began
-        told = read_output(place / "stderr").strip().splitlines()
+        told = read_output(temporary / "stderr").strip().splitlines()
         before = last_step(folder)
         saved = list_checkpoints(folder)
         goal = before + 2
@@ -140,11 +139,11 @@ def _words(fault: Fault, folder: Path) -> list[str]:
     return ["train", *(str(word) for pair in options.items() for word in pair)]
 
 
-def _pid(place: Path, fault: Fault, child: int) -> int:
+def _pid(temporary: Path, fault: Fault, child: int) -> int:
     """Return the process id of the last rank; `child` is that of the command."""
     if fault.num_ranks == 1:
         return child
-    (path,) = place.glob(f"vigpipe-*/rank{fault.num_ranks - 1}.pid")
+    (path,) = temporary.glob(f"vigpipe-*/rank{fault.num_ranks - 1}.pid")
     return int(path.read_text())
 
 

@@ -14,14 +14,7 @@ from vigpipe.run.provenance import version_of
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU.
-
-    Attributes:
-        name: its name.
-        memory_bytes: its memory.
-        capability: its compute capability, such as 9.0.
-        num_processors: its streaming multiprocessors.
-    """
+    """A GPU; its capability is such as 9.0, and its processors are streaming multiprocessors."""
 
     name: str
     memory_bytes: int

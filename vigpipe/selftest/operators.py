@@ -82,9 +82,9 @@ def _with_ties(*shape: int, seed: int = 0) -> Tensor:
     """Vectors of 0 or 4 ones and minus ones: a length of 0 or 2, and many equal distances."""
     generator = torch.Generator().manual_seed(seed)
     signs = torch.randint(0, 2, shape, generator=generator) * 2.0 - 1
-    places = torch.rand(shape, generator=generator).argsort(-1) < 4
+    is_chosen = torch.rand(shape, generator=generator).argsort(-1) < 4
     is_zero = torch.rand(*shape[:-1], 1, generator=generator) < 0.1
-    return (signs * places).masked_fill(is_zero, 0)
+    return (signs * is_chosen).masked_fill(is_zero, 0)
 
 
 def _knn() -> Iterator[Case]:

@@ -30,12 +30,8 @@ class PartResult:
 class Result:
     """A self-test, finished or under way.
 
-    Attributes:
-        machine: what was tested.
-        facts: command, commit and versions, as `provenance` gives them.
-        parts: the parts that have ended.
-        budget_seconds: the time that there was for all of it.
-        seconds: the time that it took.
+    The facts are command, commit and versions, as `provenance` gives them; the parts are those that
+    have ended. The self-test took `seconds`, and might take `budget_seconds`.
     """
 
     machine: Machine

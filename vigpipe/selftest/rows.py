@@ -58,7 +58,7 @@ class Part:
     Attributes:
         name: its word in --parts and in the JSON.
         title: its heading.
-        weight: its share of the time that is left is this by the sum of its and all later weights.
+        weight: the time that is left is divided by the weights of this part and the later ones.
         measure: yields its rows within a budget.
         section: makes the HTML below its heading.
     """

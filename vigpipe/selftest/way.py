@@ -91,8 +91,8 @@ class Prepared:
     """What is known of a way before it is timed.
 
     Attributes:
-        first_seconds: the first step took so long, with compiling.
-        step_seconds: a later step took so long.
+        first_seconds: duration of the first step, with compiling.
+        step_seconds: duration of a later step.
         peak_bytes: the most memory that weights, optimizer and the work itself take.
         logits: those of the first images; none in training.
     """
