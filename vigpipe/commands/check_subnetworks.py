@@ -64,7 +64,6 @@ class SubnetworksInTurn(InTurn):
 
     @torch.no_grad()
     def _copy_slices(self) -> None:
-        """Fill the sub-models with their slices."""
         for model, channels in zip(self.models, self._channels(), strict=True):
             for stage in model.state.trained.models:
                 stage.input_channels = channels.get(INPUT)
@@ -93,7 +92,7 @@ class SubnetworksInTurn(InTurn):
             self._put_back_moments()
 
     def _put_back_moments(self) -> None:
-        """Put the moments of the weights back, as the weights are."""
+        """Put the optimizer's moments back, as the weights are."""
         for name in self.models[0].state.trained.parameters():
             states = [
                 m.state.trained.optimizer.state[m.state.trained.parameters()[name]]

@@ -70,7 +70,7 @@ def verify_all(places: Sequence[Path], log: Callable[[str], None]) -> int:
         The exit code: 0 if all checkpoints are whole, else 2.
 
     Raises:
-        InputError: no place is given, or one holds no checkpoint.
+        InputError: nothing is given, or something that holds no checkpoint.
     """
     if not places:
         raise InputError("vigpipe checkpoint verify: name checkpoints, or folders of runs")

@@ -189,7 +189,7 @@ def _meaning(option: Option) -> str:
 
 
 def _values(hint: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:  # noqa: ANN401
-    """The kinds of value that an option takes, and its fixed choices."""
+    """Return the kinds of value that an option takes, and its fixed choices."""
     if get_origin(hint) in (Union, UnionType):
         found = [_values(each) for each in get_args(hint)]
         kinds = dict.fromkeys(kind for kinds, _ in found for kind in kinds)
@@ -204,7 +204,7 @@ def _values(hint: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:  # noqa: ANN4
 
 
 def _filled(name: str) -> str:
-    """What an option of training is where it counts and is left open."""
+    """Return the value that an option of training takes where it counts but is not given."""
     facts = OPTIONS.get(name.removeprefix("--").replace("-", "_"))
     if facts is None or facts.filled is None:
         return ""
@@ -214,7 +214,7 @@ def _filled(name: str) -> str:
 
 
 def _default(default: object) -> str:
-    """What an option is where it is not given; nothing where that depends on something else."""
+    """Write a default; nothing is one that depends on something else."""
     if isinstance(default, bool):
         return "on" if default else "off"
     return str(default) if isinstance(default, int | float | str | Path) else ""

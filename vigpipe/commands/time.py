@@ -36,8 +36,8 @@ def time_steps(
 
     Every other step runs untimed, to show what timing costs; full and partial batches are counted
     apart for that. The run's number of steps is that of all steps, timed and untimed, but for
-    partial batches after the warm-up, which are taken in addition. The test batches count those of
-    the warm-up of the evaluation.
+    partial batches after the warm-up, which are taken in addition. `num_test_batches` includes the
+    evaluation's warm-up.
     """
     started, run = time.perf_counter(), _with_full_batches(run)
     recorder = make_recorder(run, rank, device)

@@ -59,16 +59,20 @@ OUT_OF_MEMORY = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) me
 
 
 def run_rank(work: Callable[[], int], launch: Launch, failures: Sequence[Path] = ()) -> int:
-    """Do one rank's work and return its exit code; end every rank when one fails.
+    """Do one rank's work, and end every rank when one fails.
 
     If a rank fails while a process group exists, this function does not return. The rank ends with
     os._exit, because collectives that are still going on and their threads can block Python's own
     exit, while the other ranks wait for its sockets to close.
 
-    `work` returns the exit code; the code that is returned here is this one, or fits an exception.
-    If the code is not 0, `work` must end with a barrier, because launchers end the other ranks as
-    soon as one rank returns such a code. `failures` are folders for failed-rank<R>.json, common to
-    all ranks, to which `work` may add some.
+    Args:
+        work: does the work and returns the exit code. If the code is not 0, work must end with a
+            barrier, because launchers end the other ranks as soon as one rank returns such a code.
+        launch: this rank's place in the world.
+        failures: folders for failed-rank<R>.json, common to all ranks; `work` may add some.
+
+    Returns:
+        The exit code of `work`, or the one that fits its exception.
     """
     began = time.time()
     private = []

@@ -37,7 +37,7 @@ class Watchdog:
 
 
 def ended(folder: Path, ranks: Sequence[int]) -> bool:
-    """Whether a rank has ended, or is about to, that had begun to run.
+    """Whether one of the ranks that had begun to run has ended, or is about to.
 
     A peer may see closed sockets while another thread of the rank, one that waits for a disk for
     instance, still keeps the process from ending. `folder` is the one in which start_local's ranks

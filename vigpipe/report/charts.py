@@ -225,7 +225,7 @@ def _boxes(
 
 
 def _marker(colour: str, hatch: str) -> dict[str, object]:
-    """Colour a bar and hatch it; without a colour of its own, the back of a hatch is the page."""
+    """Colour a bar and hatch it; a hatch without a colour of its own shows the page behind it."""
     if not hatch:
         return {"color": colour, "line": _EDGE}
     pattern = {"shape": hatch, "bgcolor": colour, "fgcolor": "#6b6b6b", "solidity": 0.12}

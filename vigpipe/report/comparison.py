@@ -39,8 +39,8 @@ def _after_warmup(run: ReportedRun) -> range:
 def _partial_batches(run: ReportedRun) -> dict[int, Fill]:
     """Return how full the partial batches of a run are, by the positions of their steps.
 
-    Runs of earlier versions do not tell it. Of images, their smaller last batches are such. Items
-    of replicas with steps of their own are not equal, nor are sub-graphs: they all count.
+    Runs of earlier versions do not tell it; there, the smaller last batches of images are partial.
+    Sub-graphs and the items of replicas with steps of their own always differ, so none is partial.
     """
     told = {i: step.partial for i, step in enumerate(run.steps) if step.partial is not None}
     if told or run.unit != "images" or run.replicas is not None:
@@ -135,7 +135,7 @@ def _state(run: ReportedRun) -> str:
 
 
 def _so_far(run: ReportedRun, option: str, of_step: str) -> str:
-    """Write a number of the last step and, where an option says it, what it is to become."""
+    """Write how many steps or epochs a run has made and, where an option says it, of how many."""
     of_replicas = [steps for steps in (run.steps, *run.steps_of_others.values()) if steps]
     done = str(max((getattr(steps[-1], of_step) for steps in of_replicas), default=0))
     # --steps overrides --epochs.

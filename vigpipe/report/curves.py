@@ -109,13 +109,10 @@ def throughput_chart(runs: Sequence[ReportedRun]) -> "Figure":
 
 
 def partial_batches(steps: Sequence[StepMetrics]) -> set[int]:
-    """Find the steps with partial batches, unless all are such.
+    """Find the positions of the steps with partial batches; none if all are such.
 
     Where the steps do not tell it, as those of earlier versions, smaller last batches count as such
     (`small_batches`).
-
-    Returns:
-        Their positions in `steps`.
     """
     partial = {i for i, step in enumerate(steps) if step.partial is not None}
     if not partial:
@@ -124,12 +121,9 @@ def partial_batches(steps: Sequence[StepMetrics]) -> set[int]:
 
 
 def small_batches(steps: Sequence[StepMetrics]) -> set[int]:
-    """Find the last batches of epochs that have fewer samples than all before them.
+    """Find the positions of epochs' last batches that have fewer samples than all before them.
 
     All, because batches of sub-graphs are never equal.
-
-    Returns:
-        Their positions in `steps`.
     """
     small: set[int] = set()
     least = math.inf  # samples of a batch of the epoch, before this one

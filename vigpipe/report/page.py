@@ -80,7 +80,7 @@ def _overview(runs: Sequence[ReportedRun]) -> Iterator[str]:
 
 
 def _without_times(runs: Sequence[ReportedRun]) -> Iterator[str]:
-    """Say in one sentence for all of them which runs have no section about their time."""
+    """Say which runs have no section about their time, in one sentence for each reason."""
     without = [run for run in runs if not has_times(run)]
     later = [run.name for run in without if run.running and run.options.get("timing")]
     never = [run.name for run in without if run.name not in later]

@@ -36,7 +36,7 @@ class ReportedReplicas:
     Attributes:
         doings: spans of all replicas, in the order of the file.
         each: counts and seconds of each replica, by name; empty for a run that has not finished.
-        balance: how even "items" and "busy" were, by name; likewise.
+        balance: how even "items" and "busy" were, by name; empty for such a run, too.
         server: counts and seconds of the server; empty if there is none.
         num_replicas: D; spans of a server are those of number D.
         prediction: throughput with one replica more or fewer; None if the run does not tell it.

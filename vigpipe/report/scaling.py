@@ -97,7 +97,7 @@ def _believed(number: object) -> int | None:
 
 
 def _joined(run: ReportedRun, num_replicas: int) -> list[StepMetrics]:
-    """Make one step of the items of each step that are all there."""
+    """Join the items of each step into one step; leave out steps of which an item is missing."""
     items: dict[int, list[StepMetrics]] = {}
     for step in chain(run.steps, *run.steps_of_others.values()):
         items.setdefault(step.number, []).append(step)
