@@ -123,13 +123,11 @@ def _in_channels(image: Image.Image, channels: int) -> Image.Image:
 
 
 def matching_weights(weights: Path, build: Callable[[], nn.Module]) -> dict[str, Tensor]:
-    """Read the weights of a file; raise InputError unless they fit the model that is built.
-
-    It is built without memory, since a file may claim to hold a model of any size.
-    """
+    """Read the weights of a file; raise InputError unless they fit the model that is built."""
     state = to_reference_names(read_weights(weights))
-    with torch.device("meta"):
-        match_state(state, build(), str(weights))
+    with torch.device("meta"):  # takes no memory, though a file may claim to hold any model
+        claimed = build()
+    match_state(state, claimed, str(weights))
     return state
 
 

@@ -88,9 +88,8 @@ def _prepacked(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     if isinstance(module, Readout):
         module.fuse()
         for i in (0, 4):
-            module[i] = (
-                _product(module[i], dtype) if isinstance(module[i], Pointwise) else module[i]
-            )
+            if isinstance(module[i], Pointwise):
+                module[i] = _product(module[i], dtype)
     return module
 
 
