@@ -53,6 +53,8 @@ from vigpipe.timing.timeline import MADE_BY, draw_timeline
 _MOST_SIZES = 4  # largest number of micro-batch sizes that are profiled
 _CROWDED = 1.5  # slowdown beside other ranks that shared caches and memory cannot explain
 _MARK = "# Made by vigpipe plan"
+# Numbers of micro-batches that are tried with `auto`, up to eight per stage.
+_MICROBATCHES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
 
 
 def run_plan(config: PlanConfig, arguments: Sequence[str]) -> int:
@@ -241,7 +243,8 @@ def make_request(config: PlanConfig, run: Run) -> Request:
             f"{run.job.unit} a step is taken with; give one, from 1 to {most}"
         )
     if config.microbatches == "auto":
-        counts = tuple(m for m in _sensible(config.stages) if m <= most)
+        most_sensible = min(most, 8 * max(2, config.stages))
+        counts = tuple(m for m in _MICROBATCHES if m <= most_sensible)
     else:
         counts = (config.microbatches,)
     if not counts or not 1 <= counts[0] <= most:
@@ -276,12 +279,6 @@ def make_request(config: PlanConfig, run: Run) -> Request:
         sync=run.config.sync,
         typical=typical,
     )
-
-
-def _sensible(num_stages: int) -> list[int]:
-    """List numbers of micro-batches to try: up to eight per stage, with growing distances."""
-    counts = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128]
-    return [m for m in counts if m <= 8 * max(2, num_stages)]
 
 
 def write_plan(

@@ -1,4 +1,4 @@
-"""What the steps of a way to run a model are."""
+"""The products of a step alone."""
 
 import pytest
 import torch
