@@ -71,7 +71,7 @@ def prepare_prediction(config: PredictConfig, paths: Sequence[Path]) -> Run:
     """Prepare a run whose test images are the given image files.
 
     Raises:
-        InputError: there are no paths, the weights do not fit, or an option is wrong.
+        InputError: there are no paths, the weights cannot be used, or an option is wrong.
     """
     if not paths:
         raise InputError("predict: none of the images can be read; name others")

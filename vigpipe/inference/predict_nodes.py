@@ -30,8 +30,8 @@ _DEFAULTS = {f.name: f.default for f in fields(PredictConfig)}
 class NodePrediction:
     """The most likely classes of one node, at most NUM_SHOWN, most likely first.
 
-    Where a node may have several classes, the probabilities do not add up to 1. A graph may have no
-    names.
+    Where a node may have several classes, the probabilities do not add up to 1. The name is None if
+    the graph has no names.
     """
 
     node: int
