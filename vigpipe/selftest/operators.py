@@ -104,10 +104,7 @@ def _knn() -> Iterator[Case]:
         words += f", {channels} channels, k = {k}"
         words += f", dilation {dilation}" if dilation > 1 else ""
         words += ("" if loop else ", no loops") + (", biased" if biased else "")
-
-        def run(x, y, bias, *, fused, k=k, dilation=dilation, loop=loop):  # noqa: ANN001, ANN202
-            return ops.knn(x, y, bias, k, dilation, loop, fused=fused)
-
+        run = partial(ops.knn, k=k, dilation=dilation, loop=loop)
         shape, other = (images, nodes, channels), (images, candidates, channels)
         bias = _random(1, nodes, candidates or nodes) if biased else None
         y = _random(*other) if candidates else None
@@ -127,10 +124,7 @@ def _aggregate() -> Iterator[Case]:
             generator = torch.Generator().manual_seed(nodes)
             graph = torch.randint(0, count, (images, nodes, k), generator=generator)
             words = f"{mode}, {images} × {nodes} nodes, {channels} channels, k = {k}"
-
-            def run(x, y, graph, *, fused, mode=mode):  # noqa: ANN001, ANN202
-                return ops.aggregate(x, y, graph, None, mode, True, fused=fused)
-
+            run = partial(ops.aggregate, mode=mode, interleave=True)
             for dtype in (torch.float32, torch.float64, torch.bfloat16):
                 x = _random(images, nodes, channels, dtype=dtype, grad=True)
                 y = None
@@ -148,22 +142,19 @@ def _norm() -> Iterator[Case]:
     for images, nodes, channels in ((8, 196, 192), (3, 37, 7)):
         weight, bias = _random(channels, grad=True), _random(channels, grad=True)
         x, residual = (_random(images, nodes + i, channels)[:, :nodes] for i in range(2))
-
-        def run(x, weight, bias, residual, *, fused):  # noqa: ANN001, ANN202
-            return ops.norm(x, weight, bias, residual, gelu=True, fused=fused)[0]
-
         tensors = (x.requires_grad_(), weight, bias, residual.requires_grad_())
-        yield Case(f"{images} × {nodes} nodes, {channels} channels", tensors, run)
+        yield Case(f"{images} × {nodes} nodes, {channels} channels", tensors, _normed)
+
+
+def _normed(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor, *, fused: bool) -> Tensor:
+    return ops.norm(x, weight, bias, residual, gelu=True, fused=fused)[0]
 
 
 def _hidden() -> Iterator[Case]:
     for rows, inputs in ((1000, 3), (1237, 7)):
         sizes = ((rows, inputs), (inputs, 64), (64,), (3, 64))
-
-        def run(x, first, bias, second, *, fused):  # noqa: ANN001, ANN202
-            return ops.hidden(x, first, bias, second, fused=fused)
-
-        yield Case(f"{rows} rows of {inputs}", tuple(_random(*s, grad=True) for s in sizes), run)
+        tensors = tuple(_random(*size, grad=True) for size in sizes)
+        yield Case(f"{rows} rows of {inputs}", tensors, ops.hidden)
 
 
 # ---- comparing ----------------------------------------------------------------------------------
