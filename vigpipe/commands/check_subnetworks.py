@@ -29,7 +29,7 @@ class SubnetworksInTurn(InTurn):
             for name, shape in wide.shapes.items()
             if name in wide.narrow
         }
-        self._moments: dict[tuple[str, str], Tensor] = {}  # by kind and parameter
+        self._moments: dict[tuple[str, str], Tensor] = {}  # keys: kind, parameter
         for name, tensor in self._wide.items():
             wide.fill(tensor, name, {})
         self._copy_slices()

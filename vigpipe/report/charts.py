@@ -213,7 +213,7 @@ def _boxes(
         y=[span.rank for span in spans],
         base=[1e3 * (span.start - begin) for span in spans],
         x=[1e3 * span.seconds for span in spans],
-        width=0.88,  # of a row; plotly would derive it from the distance of a trace's rows
+        width=0.88,  # plotly would derive it from the distance of a trace's rows
         text=texts if any(texts) else None,
         hovertext=[_hover_text(span, begin) for span in spans],
         hovertemplate="%{hovertext}<extra></extra>",
@@ -253,7 +253,7 @@ def styled(figure: "Figure", height: int, top: int = 60) -> "Figure":
         margin={"l": 70, "r": 45, "t": top, "b": 50},
         legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "top", "yref": "container"},
         modebar={
-            "orientation": "v",  # beside the chart, because the legend is above it
+            "orientation": "v",  # the buttons stand beside the chart, the legend above it
             "bgcolor": "rgba(0, 0, 0, 0)",
             "color": "#8d8d8d",
             "activecolor": "#0072b2",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure, Scatter
 
 RUN_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999")
-MOST_POINTS = 1000  # of a line; nobody could see more of them
+MOST_POINTS = 1000  # nobody could see more of them in a line
 OTHER_DASHES = {"top5": "dot", "macro_f1": "dot", "micro_f1": "longdash"}  # the main share is solid
 SCORE_AXES = {"images": "top-1 and top-5", "nodes": "accuracy and F1"}
 

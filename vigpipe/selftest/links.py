@@ -37,7 +37,7 @@ ABOUT_SECONDS, MOST_SECONDS = 20.0, 90.0
 TIMEOUT_SECONDS = 60.0
 SIZES = (8, 1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 28)  # bytes
 NUM_WARMUP = 5
-MOST_REPEATS, MOST_BYTES = 50, 1 << 31  # for one figure, whichever is reached first
+MOST_REPEATS, MOST_BYTES = 50, 1 << 31  # a figure takes neither more messages nor more bytes
 
 
 def measure(machine: Machine, budget: Budget) -> Iterator[Row]:
