@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from vigpipe.graphs.feed import GraphFeed, num_training_nodes, steps_per_epoch
+from vigpipe.graphs.feed import GraphFeed
 from vigpipe.graphs.graph import TRAIN
+from vigpipe.graphs.items import num_training_nodes, steps_per_epoch
 from vigpipe.graphs.partitions.generations import Generations
 from vigpipe.graphs.partitions.make import make_partition
 from vigpipe.graphs.samplers.counts import count

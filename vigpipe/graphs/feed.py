@@ -1,15 +1,13 @@
-"""The batches of one rank that trains on a graph: M sub-graphs an item.
+"""The batches of one rank that trains on a graph: M sub-graphs an item (`vigpipe.graphs.items`).
 
-An item is determined by its number: with D replicas, item k is share k % D of step k // D. A step
-takes the next D * M sub-graphs of its epoch; the last step of an epoch may find fewer, and leaves
-micro-batches empty. Every stage makes the edges that it needs from graph, seed and item, so only
-features travel. A thread draws the sub-graphs of the next item, and looks up their features and
-labels, while the trainer works on the one before.
+Every stage makes the edges that it needs from graph, seed and item, so only features travel. A
+thread draws the sub-graphs of the next item, and looks up their features and labels, while the
+trainer works on the one before.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,18 +16,16 @@ from torch import Tensor
 from vigpipe.graphs.ahead import Ahead
 from vigpipe.graphs.features import StoredFeatures, are_sparse, for_model, in_memory
 from vigpipe.graphs.graph import TRAIN, Graph
+from vigpipe.graphs.items import num_training_nodes, sub_graphs
+from vigpipe.graphs.repartition import Repartition
 from vigpipe.graphs.samplers.sampler import Sampler
 from vigpipe.graphs.samplers.whole import whole
 from vigpipe.graphs.split.share import Alone, Share, Sharing
 from vigpipe.graphs.stored_rows import Rows, StoredRows
 from vigpipe.job.batch import NO_LABEL, ReplicaBatch
-from vigpipe.job.fill import Fill
 from vigpipe.model.keyed_dropout import PADDING, sample_keys
 from vigpipe.ops.adjacency import Layered
 from vigpipe.parallel.layout import Layout
-
-if TYPE_CHECKING:
-    from vigpipe.graphs.repartition import Repartition
 
 _OF_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 _MOST_AHEAD = 1  # items that are made ahead; each takes the memory of its features
@@ -62,7 +58,7 @@ class GraphFeed:
         *,
         has_first: bool,
         has_last: bool,
-        repartition: "Repartition | None" = None,
+        repartition: Repartition | None = None,
         sharing: Sharing | None = None,
     ) -> None:
         self._graph, self._sampler, self._seed = graph, sampler, seed
@@ -253,63 +249,3 @@ class GraphFeed:
             if share is not None and share.weights is not None:
                 rows[: len(share.nodes)] = torch.from_numpy(share.weights)
         return weights.flatten()
-
-
-def steps_per_epoch(sampler: Sampler, layout: Layout) -> int:
-    """Return the number of steps that take every sub-graph of an epoch once."""
-    return -(-max(sampler.shares) // per_step(sampler, layout))
-
-
-def per_step(sampler: Sampler, layout: Layout) -> int:
-    """Return how many sub-graphs of a share a step takes."""
-    return _sharers(sampler, layout) * layout.num_microbatches
-
-
-def _sharers(sampler: Sampler, layout: Layout) -> int:
-    """Return how many replicas take from the same share; the unsplit model takes the first one."""
-    return max(1, layout.num_replicas // len(sampler.shares))
-
-
-def sub_graphs(
-    step: int, replica: int, sampler: Sampler, layout: Layout
-) -> tuple[int, list[int | None]]:
-    """Return which sub-graphs a replica takes in a step.
-
-    Returns:
-        The epoch, counted from 1, and the number of each micro-batch's sub-graph in it; None where
-        the share of the replica has no more.
-    """
-    epoch, of_epoch = divmod(step, steps_per_epoch(sampler, layout))
-    share, place = divmod(replica, _sharers(sampler, layout))
-    before, num_microbatches = sum(sampler.shares[:share]), layout.num_microbatches
-    first = of_epoch * per_step(sampler, layout) + place * num_microbatches
-    numbers = range(first, first + num_microbatches)
-    return epoch + 1, [before + n if n < sampler.shares[share] else None for n in numbers]
-
-
-def fill(item: int, sampler: Sampler, layout: Layout) -> Fill:
-    """Return how many sub-graphs the team of an item takes in a step, and how many in a full one.
-
-    In the last step of an epoch, some may be missing.
-    """
-    samples = sum(1 for _ in _of_team(item, sampler, layout))
-    return Fill(samples, layout.team_size * layout.num_microbatches)
-
-
-def num_nodes(item: int, sampler: Sampler, layout: Layout) -> int:
-    """Return about the nodes of an item, and of those that its team takes in the same step."""
-    return sum(sampler.about_nodes(*of_team) for of_team in _of_team(item, sampler, layout))
-
-
-def num_training_nodes(item: int, sampler: Sampler, layout: Layout) -> int:
-    """Return how many of these nodes are trained on."""
-    return sum(sampler.num_training_nodes(*of_team) for of_team in _of_team(item, sampler, layout))
-
-
-def _of_team(item: int, sampler: Sampler, layout: Layout) -> Iterator[tuple[int, int]]:
-    """Yield epoch and number of each sub-graph that a team takes in the step of an item."""
-    step, replica = divmod(item, layout.num_replicas)
-    first = replica - layout.team_of(replica)[1]
-    for of_team in range(first, first + layout.team_size):
-        epoch, numbers = sub_graphs(step, of_team, sampler, layout)
-        yield from ((epoch, n) for n in numbers if n is not None)

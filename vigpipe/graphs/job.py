@@ -15,8 +15,9 @@ from vigpipe.config.halo import parse_halo
 from vigpipe.config.options import TrainConfig, of_sampler
 from vigpipe.errors import InputError
 from vigpipe.graphs.features import are_sparse
-from vigpipe.graphs.feed import GraphFeed, fill, num_nodes, per_step, steps_per_epoch
+from vigpipe.graphs.feed import GraphFeed
 from vigpipe.graphs.graph import VALIDATION, Graph
+from vigpipe.graphs.items import fill, num_nodes, per_step, steps_per_epoch
 from vigpipe.graphs.loss import NodeLoss
 from vigpipe.graphs.merged import MergedGraphModel
 from vigpipe.graphs.partitions.partition import Partition

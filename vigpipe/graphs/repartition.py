@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from vigpipe.graphs.feed import steps_per_epoch, sub_graphs
+from vigpipe.graphs.items import steps_per_epoch, sub_graphs
 from vigpipe.graphs.partitions.generations import Generations, Rates, fit_rates
 from vigpipe.graphs.samplers.parts import Parts
 from vigpipe.parallel.agreement import broadcast_value

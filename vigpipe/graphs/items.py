@@ -1,0 +1,72 @@
+"""Which sub-graphs a training item takes, and how many nodes these have.
+
+An item is determined by its number: with D replicas, item k is what replica k % D takes in step
+k // D. A step takes the next D * M sub-graphs of its epoch; the last step of an epoch may find
+fewer, and leaves micro-batches empty.
+"""
+
+from collections.abc import Iterator
+
+from vigpipe.graphs.samplers.sampler import Sampler
+from vigpipe.job.fill import Fill
+from vigpipe.parallel.layout import Layout
+
+
+def steps_per_epoch(sampler: Sampler, layout: Layout) -> int:
+    """Return the number of steps that take every sub-graph of an epoch once."""
+    return -(-max(sampler.shares) // per_step(sampler, layout))
+
+
+def per_step(sampler: Sampler, layout: Layout) -> int:
+    """Return how many sub-graphs of a share a step takes."""
+    return _sharers(sampler, layout) * layout.num_microbatches
+
+
+def _sharers(sampler: Sampler, layout: Layout) -> int:
+    """Return how many replicas take from the same share; the unsplit model takes the first one."""
+    return max(1, layout.num_replicas // len(sampler.shares))
+
+
+def sub_graphs(
+    step: int, replica: int, sampler: Sampler, layout: Layout
+) -> tuple[int, list[int | None]]:
+    """Return which sub-graphs a replica takes in a step.
+
+    Returns:
+        The epoch, counted from 1, and the number of each micro-batch's sub-graph in it; None where
+        the share of the replica has no more.
+    """
+    epoch, step_of_epoch = divmod(step, steps_per_epoch(sampler, layout))
+    share, sharer = divmod(replica, _sharers(sampler, layout))
+    before, num_microbatches = sum(sampler.shares[:share]), layout.num_microbatches
+    first = step_of_epoch * per_step(sampler, layout) + sharer * num_microbatches
+    numbers = range(first, first + num_microbatches)
+    return epoch + 1, [before + n if n < sampler.shares[share] else None for n in numbers]
+
+
+def fill(item: int, sampler: Sampler, layout: Layout) -> Fill:
+    """Return how many sub-graphs the team of an item takes in a step, and how many in a full one.
+
+    In the last step of an epoch, some may be missing.
+    """
+    samples = sum(1 for _ in _of_team(item, sampler, layout))
+    return Fill(samples, layout.team_size * layout.num_microbatches)
+
+
+def num_nodes(item: int, sampler: Sampler, layout: Layout) -> int:
+    """Return about how many nodes the team of an item takes in the step of that item."""
+    return sum(sampler.about_nodes(*numbers) for numbers in _of_team(item, sampler, layout))
+
+
+def num_training_nodes(item: int, sampler: Sampler, layout: Layout) -> int:
+    """Return how many of these nodes are trained on."""
+    return sum(sampler.num_training_nodes(*numbers) for numbers in _of_team(item, sampler, layout))
+
+
+def _of_team(item: int, sampler: Sampler, layout: Layout) -> Iterator[tuple[int, int]]:
+    """Yield epoch and number of each sub-graph that a team takes in the step of an item."""
+    step, replica = divmod(item, layout.num_replicas)
+    first = replica - layout.team_of(replica)[1]
+    for member in range(first, first + layout.team_size):
+        epoch, numbers = sub_graphs(step, member, sampler, layout)
+        yield from ((epoch, number) for number in numbers if number is not None)
