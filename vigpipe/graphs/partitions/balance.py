@@ -1,9 +1,10 @@
-"""Even out the time that parts take, by moving nodes from slow parts to quick ones."""
+"""Even out the time that parts take, by moving nodes from slow parts to fast ones."""
 
 import numpy as np
 from scipy.sparse import csr_array
 
-LIMIT = 1.03  # a part may take so many times the mean, as the largest part of METIS may have nodes
+# Times the mean that a part may take; METIS's largest part may have as many times the mean nodes.
+LIMIT = 1.03
 
 
 def balanced(
@@ -11,19 +12,19 @@ def balanced(
 ) -> np.ndarray:
     """Move nodes out of parts that cost more than the mean, with as many neighbours as possible.
 
-    The parts are relieved one after the other, the most expensive first. Of a part, those nodes go
-    first that have most neighbours in another part that still has room, over those in their own.
+    Parts give nodes away one after the other, the most expensive part first. A part first gives
+    those nodes that have most neighbours in another part, less those in their own.
 
     Args:
         joined: (n, n), from `neighbours`.
-        parts: (n,) int64, the part of each node.
-        costs: (n,) of each node, at least 0, in any unit.
-        num_parts: k, number of parts.
-        most_nodes: that a part may grow to.
+        parts: (n,) int64, the part of each node, from 0 to k - 1.
+        costs: (n,) the cost of each node, at least 0, in any unit.
+        num_parts: k.
+        most_nodes: how many nodes a part may grow to.
 
     Returns:
-        (n,) int64. No part costs more than LIMIT times the mean, unless no other part has room for
-        one of its nodes, or it has only one.
+        The new `parts`. None of them costs more than LIMIT times the mean, unless no other part can
+        take one of its nodes, or it has only one.
     """
     parts = parts.copy()
     loads, sizes = np.bincount(parts, costs, num_parts), np.bincount(parts, minlength=num_parts)
@@ -39,12 +40,12 @@ def balanced(
         for node, of_parts in zip(nodes[order], near[order], strict=True):
             if loads[part] <= limit or sizes[part] == 1:
                 break
-            has_room = (loads + costs[node] <= limit) & (sizes < most_nodes)
-            has_room[part] = False
-            if not has_room.any():
+            can_take = (loads + costs[node] <= limit) & (sizes < most_nodes)
+            can_take[part] = False
+            if not can_take.any():
                 continue
             # Among parts with as many neighbours, the one with the lowest load.
-            target = np.lexsort((loads, -of_parts, ~has_room))[0]
+            target = np.lexsort((loads, -of_parts, ~can_take))[0]
             parts[node] = target
             for numbers, number in ((loads, costs[node]), (sizes, 1)):
                 numbers[part] -= number

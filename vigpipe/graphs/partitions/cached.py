@@ -22,15 +22,7 @@ def cached_partition(
     are quicker made than read, and are never kept. Ranks may call this at the same time: each then
     makes the partition, the same one.
 
-    Args:
-        graph: the graph.
-        method: random, metis, spectral or walks.
-        num_parts: number of parts.
-        seed: of the method.
-        beside: the graph's file or folder, see `read_kept`.
-
-    Raises:
-        InputError: as for `make_partition`.
+    Args and errors: see `make_partition`; `beside`: see `read_kept`.
     """
     if method == "random":
         return make_partition(graph, method, num_parts, seed)
@@ -43,16 +35,15 @@ def cached_partition(
     )
     found = read_kept(name, beside, form)
     if found is not None:
-        parts, seconds, read_seconds = found
-        partition = measured(graph, method, parts["parts"], num_parts, seconds, was_read=True)
-        return replace(partition, read_seconds=read_seconds)
+        arrays, seconds, read_seconds = found
+        partition = measured(graph, method, arrays["parts"], num_parts, seconds)
+        return replace(partition, was_read=True, read_seconds=read_seconds)
     partition = make_partition(graph, method, num_parts, seed)
     read_seconds = keep(name, beside, form, {"parts": partition.parts}, partition.seconds)
     return replace(partition, read_seconds=read_seconds)
 
 
 def _are_parts(parts: np.ndarray, num_parts: int) -> bool:
-    """Whether these are all of the numbers 0 to num_parts - 1, and no others."""
     if parts.min() < 0 or parts.max() >= num_parts:
         return False
     return bool(np.bincount(parts, minlength=num_parts).all())

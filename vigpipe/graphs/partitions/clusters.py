@@ -6,19 +6,14 @@ import numpy as np
 from sklearn.cluster import KMeans, MiniBatchKMeans
 from sklearn.exceptions import ConvergenceWarning
 
-MOST_AT_ONCE = 5000  # points for which k-means takes seconds; for more, batches of them are as good
+MOST_AT_ONCE = 5000  # k-means on so many points takes seconds; on more, batches do as well
 
 
 def clusters(points: np.ndarray, num_clusters: int, draws: np.random.Generator) -> np.ndarray:
     """Run k-means on the directions of vectors: their lengths follow the degrees of the nodes.
 
-    Args:
-        points: (n, d).
-        num_clusters: k, at most n.
-        draws: where k-means starts.
-
-    Returns:
-        (n,) int64; a cluster may be empty if there are fewer directions than clusters.
+    There are at most as many clusters as points, (n, d). Returns the cluster of each point, (n,)
+    int64; a cluster may be empty if there are fewer directions than clusters.
     """
     lengths = np.linalg.norm(points, axis=1, keepdims=True)
     directions = points / np.where(lengths > 0, lengths, 1)

@@ -16,12 +16,7 @@ GROWTH = 2  # parts that are balanced by time have at most so many times the mea
 
 
 class Rates(NamedTuple):
-    """What parts were measured to take.
-
-    Attributes:
-        per_node: seconds for each node of a sub-graph.
-        per_edge: seconds for each of its edges.
-    """
+    """How many seconds each node and each edge of a sub-graph were measured to take."""
 
     per_node: float
     per_edge: float
@@ -36,9 +31,9 @@ class Generations:
 
     Args:
         graph: the graph.
-        first: its partition.
+        first: the partition of the first generation.
         every: number of epochs that a generation lasts; None for the whole run.
-        seed: of what is drawn.
+        seed: of the draws.
 
     Attributes:
         rates: what was measured in the first generation, the second, and so on.
@@ -73,8 +68,8 @@ class Generations:
         """Say how the parts of a measured generation come about, and what they are."""
         rates, before = self.rates[number - 1], self._first
         after = self._make(number)
-        costs = self._costs(rates)
-        slowest = [_largest(np.bincount(of.parts, costs)) for of in (before, after)]
+        loads = [np.bincount(of.parts, self._costs(rates)) for of in (before, after)]
+        slowest = [float(load.max() / load.mean()) for load in loads]
         return (
             f"since a node takes {1e6 * rates.per_node:.3g} µs and an edge "
             f"{1e6 * rates.per_edge:.3g} µs, the slowest part goes from {slowest[0]:.2f} to "
@@ -94,15 +89,9 @@ class Generations:
 
 
 def node_costs(graph: Graph, parts: np.ndarray, rates: Rates) -> np.ndarray:
-    """Return what each node costs, with its edges from nodes of the same part.
+    """Return the seconds of each node and its edges from nodes of the same part, (n,).
 
-    Args:
-        graph: the graph.
-        parts: (n,) int64, the part of each node.
-        rates: seconds.
-
-    Returns:
-        (n,) seconds; ones if no time was measured.
+    These are ones if no time was measured. `parts` is the part of each node, (n,) int64.
     """
     targets = graph.targets()
     kept = targets[parts[targets] == parts[graph.sources()]]
@@ -111,22 +100,12 @@ def node_costs(graph: Graph, parts: np.ndarray, rates: Rates) -> np.ndarray:
     return costs if costs.any() else np.ones(graph.num_nodes)
 
 
-def _largest(loads: np.ndarray) -> float:
-    return float(loads.max() / loads.mean())
-
-
 def fit_rates(sizes: Sequence[tuple[int, int]], seconds: Sequence[float]) -> Rates:
-    """Find what a node and an edge take.
+    """Find the rates that explain how long sub-graphs of some nodes and edges took.
 
     There is no constant time: where all parts have the same number of nodes, as those of METIS, it
-    would stand for the nodes, which would count for nothing.
-
-    Args:
-        sizes: number of nodes and of edges of what was measured.
-        seconds: how long each of these took.
-
-    Returns:
-        Rates that are not negative; zeros if nothing was measured.
+    would take the place of the time per node. Rates are not negative, and 0 if nothing was
+    measured.
     """
     if not sizes:
         return Rates(0.0, 0.0)

@@ -8,11 +8,7 @@ from vigpipe.graphs.graph import Graph, rows_of_kept
 
 
 class Induced:
-    """Takes induced sub-graphs of one graph, at a cost that follows the edges of the nodes taken.
-
-    Args:
-        graph: the graph.
-    """
+    """Takes induced sub-graphs of one graph; the cost grows with the edges of the nodes taken."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -30,16 +26,13 @@ class Induced:
             sub-graph is nodes[i].
 
         Raises:
-            ValueError: the nodes are not ascending, or not of the graph.
+            ValueError: the nodes do not ascend, or are not in the graph.
         """
         indptr, indices, _ = self.numbered(nodes)
         return indptr, indices
 
     def numbered(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the same, and which edges of the graph they are, (e,) int64.
-
-        Args and errors: see `on`.
-        """
+        """Return what `on` returns, and the numbers of these edges in the graph, (e,) int64."""
         if len(nodes) and not (
             nodes[0] >= 0 and nodes[-1] < len(self._local) and (np.diff(nodes) > 0).all()
         ):
@@ -54,8 +47,5 @@ class Induced:
 
 
 def induced(graph: Graph, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sub-graph on some nodes once; for many sub-graphs of one graph, keep an Induced.
-
-    Args and returns: see `Induced.on`.
-    """
+    """Return one sub-graph as `Induced.on` does; for many of one graph, keep an Induced."""
     return Induced(graph).on(nodes)

@@ -11,20 +11,16 @@ from vigpipe.graphs.graph import Graph
 from vigpipe.graphs.partitions.metis import metis_parts
 from vigpipe.graphs.partitions.neighbours import neighbours
 from vigpipe.graphs.partitions.partition import METHODS, Method, Partition, measured
-from vigpipe.graphs.partitions.uniform import uniform_parts
 
 
 def make_partition(graph: Graph, method: Method, num_parts: int, seed: int) -> Partition:
     """Cut a graph into parts, none of which is empty.
 
-    Where a method leaves parts empty, each of these gets one node, of those parts that are largest
-    then. `spectral` and `walks` know nothing of nodes without neighbours, which draw their parts.
-
-    Args:
-        graph: the graph.
-        method: random, metis, spectral or walks.
-        num_parts: number of parts.
-        seed: the same seed gives the same parts, whatever the number of threads.
+    Random parts are drawn uniformly for each node, so that parts differ in size by chance; two
+    nodes share a part with probability 1 / k. `spectral` and `walks` cannot place nodes without
+    neighbours, which draw their parts instead. Where a method leaves parts empty, each of these
+    gets a node of the part that is largest then. The same seed gives the same parts, whatever the
+    number of threads.
 
     Raises:
         InputError: there is no such method, the graph has fewer nodes than parts, or it is too
@@ -42,15 +38,15 @@ def make_partition(graph: Graph, method: Method, num_parts: int, seed: int) -> P
 def _parts(graph: Graph, method: str, num_parts: int, draws: np.random.Generator) -> np.ndarray:
     """Return the part of each node, (n,) int64; a part may be empty."""
     if method == "random":
-        return uniform_parts(graph.num_nodes, num_parts, draws)
+        return draws.integers(num_parts, size=graph.num_nodes)
     joined = neighbours(graph)
     if method == "metis":
         return metis_parts(joined, num_parts, draws)
-    # 0.7 s of scikit-learn, which no other method needs.
+    # These import scikit-learn, which takes 0.7 s, and which no other method needs.
     from vigpipe.graphs.partitions.spectral import spectral_parts
     from vigpipe.graphs.partitions.walks import walk_parts
 
-    parts = uniform_parts(graph.num_nodes, num_parts, draws)
+    parts = draws.integers(num_parts, size=graph.num_nodes)
     nodes = np.flatnonzero(np.diff(joined.indptr))
     if len(nodes):
         among = csr_array(joined[nodes][:, nodes])
@@ -83,9 +79,7 @@ def check_request(graph: Graph, method: str, num_parts: int, seed: int) -> None:
 def fill_empty(parts: np.ndarray, num_parts: int) -> None:
     """Move a node into every empty part, one after the other from the part that is largest then.
 
-    Args:
-        parts: (n,) int64 from 0 to num_parts - 1, which is changed; n is num_parts at least.
-        num_parts: number of parts.
+    Changes `parts`, (n,) int64, in place; n is num_parts at least.
     """
     sizes = np.bincount(parts, minlength=num_parts)
     empty = np.flatnonzero(sizes == 0)
@@ -94,6 +88,6 @@ def fill_empty(parts: np.ndarray, num_parts: int) -> None:
     order = np.argsort(parts, kind="stable")
     firsts = np.repeat(np.cumsum(sizes) - sizes, sizes)
     before = np.arange(len(parts)) - firsts  # nodes of the same part before this one
-    # To take from the largest part again and again is to take the nodes with most before them.
+    # Taking from the largest part again and again takes the nodes with most before them.
     moved = order[np.argsort(-before, kind="stable")[: len(empty)]]
     parts[moved] = empty

@@ -16,14 +16,15 @@ def metis_parts(joined: csr_array, num_parts: int, draws: np.random.Generator) -
     Args:
         joined: (n, n), from `neighbours`.
         num_parts: k.
-        draws: give METIS its seed.
+        draws: draws the seed of METIS.
 
     Returns:
-        (n,) int64; a part may be empty if there are hardly more nodes than parts.
+        The part of each node, (n,) int64; a part may be empty if there are hardly more nodes than
+        parts.
     """
     starts = np.asarray(joined.indptr, dtype=np.int64)
     adjacency = pymetis.CSRAdjacency(starts, np.asarray(joined.indices, dtype=np.int64))
-    # From 2, since 0 and 1 are the same to glibc's srand.
+    # The seed is 2 or more, because 0 and 1 are the same to glibc's srand.
     options = pymetis.Options(seed=int(draws.integers(2, 1 << 31)))
     # Cutting into k parts at once mostly keeps more edges than bisecting again and again, but for
     # one seed in ten it keeps far fewer where there are many components, as in CiteSeer.

@@ -1,4 +1,4 @@
-"""The neighbours of every node, which all methods but the random one look at."""
+"""The neighbours of every node, which all methods but the random one need."""
 
 import numpy as np
 from scipy.sparse import coo_array, csr_array

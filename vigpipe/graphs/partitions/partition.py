@@ -1,4 +1,4 @@
-"""Who is in which part of a graph, and what that costs in edges."""
+"""Which node of a graph is in which part, and how many edges that cuts."""
 
 import hashlib
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from vigpipe.graphs.graph import Graph
 # walks     clusters of an embedding of random walks
 Method = Literal["random", "metis", "spectral", "walks"]
 METHODS: tuple[str, ...] = get_args(Method)
-_NODES_AT_ONCE = 1 << 16  # whose edges are counted
+_NODES_AT_ONCE = 1 << 16  # bounds the memory for their edges
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,14 +24,13 @@ class Partition:
     """A cover of a graph by disjoint parts; every part has a node.
 
     Attributes:
-        method: how it was made.
         parts: (n,) int64, the part of each node, from 0.
-        num_parts: number k of parts.
+        num_parts: k.
         num_edges: directed edges of the graph, self-loops included.
         num_kept: those of them with both ends in the same part.
         seconds: how long it took to make.
-        was_read: whether it was read from a file, which an earlier process has written.
-        read_seconds: how long it took to read it from a file; None if it is in none.
+        was_read: whether an earlier process has made it, and this one has read it from a file.
+        read_seconds: how long it took to read it from a file; None if it is in no file.
     """
 
     method: Method
@@ -99,37 +98,17 @@ class Partition:
 
 
 def measured(
-    graph: Graph,
-    method: Method,
-    parts: np.ndarray,
-    num_parts: int,
-    seconds: float,
-    *,
-    was_read: bool = False,
+    graph: Graph, method: Method, parts: np.ndarray, num_parts: int, seconds: float
 ) -> Partition:
-    """Count what a partition keeps of a graph's edges.
-
-    Args:
-        graph: the graph.
-        method: how the partition was made.
-        parts: (n,) int64 from 0 to num_parts - 1.
-        num_parts: number of parts.
-        seconds: how long it took to make.
-        was_read: whether it was read from a file.
-    """
+    """Count what a partition keeps of a graph's edges; for the arguments see `Partition`."""
     small = _small(parts, num_parts)
     targets = np.repeat(small, np.diff(graph.indptr))
     num_kept = int(np.count_nonzero(small[graph.sources()] == targets))
-    return Partition(method, parts, num_parts, graph.num_edges, num_kept, seconds, was_read)
+    return Partition(method, parts, num_parts, graph.num_edges, num_kept, seconds)
 
 
 def edges_between(graph: Graph, partition: Partition) -> csr_array:
-    """Count the directed edges from each part to each, (k, k) int64, by target and source.
-
-    Args:
-        graph: the graph.
-        partition: of its nodes.
-    """
+    """Count the directed edges from each part to each, (k, k) int64, by target and source."""
     num_parts = partition.num_parts
     small, counts = _small(partition.parts, num_parts), csr_array((num_parts,) * 2, dtype=np.int64)
     for first in range(0, graph.num_nodes, _NODES_AT_ONCE):

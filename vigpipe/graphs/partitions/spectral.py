@@ -7,7 +7,8 @@ from scipy.sparse import csr_array
 from vigpipe.errors import InputError
 from vigpipe.graphs.partitions.clusters import clusters
 
-MOST_NODES = 5000  # a dense matrix of float32 then has 100 MB, and its eigenvectors take 10 s
+# A dense matrix of float32 then has 100 MB, and its eigenvectors take 10 s.
+MOST_NODES = 5000
 
 
 def spectral_parts(joined: csr_array, num_parts: int, draws: np.random.Generator) -> np.ndarray:
@@ -19,10 +20,10 @@ def spectral_parts(joined: csr_array, num_parts: int, draws: np.random.Generator
     Args:
         joined: (n, n), from `neighbours`; each node has one.
         num_parts: k, at most n.
-        draws: where k-means starts.
+        draws: draws where k-means starts.
 
     Returns:
-        (n,) int64; a part may be empty. Parts may differ much in size.
+        The part of each node, (n,) int64. A part may be empty, and parts may differ much in size.
 
     Raises:
         InputError: the graph is too large for a dense matrix.

@@ -6,8 +6,8 @@ from sklearn.utils.extmath import randomized_svd
 
 from vigpipe.graphs.partitions.clusters import clusters
 
-LENGTH = 10  # nodes of a walk
-WALKS = 4  # that start at each node
+NODES_PER_WALK = 10
+WALKS_PER_NODE = 4
 WINDOW = 5  # nodes at most this many steps apart on a walk have met
 DIMENSIONS = 128
 
@@ -23,10 +23,10 @@ def walk_parts(joined: csr_array, num_parts: int, draws: np.random.Generator) ->
     Args:
         joined: (n, n), from `neighbours`; each node has one.
         num_parts: k, at most n.
-        draws: the walks, and where the decomposition and k-means start.
+        draws: draws the walks, and where the decomposition and k-means start.
 
     Returns:
-        (n,) int64; a part may be empty. Parts may differ much in size.
+        The part of each node, (n,) int64. A part may be empty, and parts may differ much in size.
     """
     num_nodes = len(joined.indptr) - 1
     information = _information(_meetings(_walks(joined, draws), num_nodes))
@@ -40,12 +40,12 @@ def walk_parts(joined: csr_array, num_parts: int, draws: np.random.Generator) ->
 
 
 def _walks(joined: csr_array, draws: np.random.Generator) -> np.ndarray:
-    """Return the nodes of WALKS walks from every node, (LENGTH, number of walks)."""
+    """Return the nodes of some walks from every node, (NODES_PER_WALK, number of walks)."""
     degrees = np.diff(joined.indptr)
-    at = np.tile(np.arange(len(degrees)), WALKS)
-    walks = np.empty((LENGTH, len(at)), dtype=joined.indices.dtype)
+    at = np.tile(np.arange(len(degrees)), WALKS_PER_NODE)
+    walks = np.empty((NODES_PER_WALK, len(at)), dtype=joined.indices.dtype)
     walks[0] = at
-    for step in range(1, LENGTH):
+    for step in range(1, NODES_PER_WALK):
         edges = joined.indptr[at] + (draws.random(len(at)) * degrees[at]).astype(np.int64)
         walks[step] = at = joined.indices[edges]
     return walks
