@@ -106,7 +106,7 @@ def test_the_evaluation_has_the_whole_graph_and_one_pipeline_counts_it():
 def test_drawn_sub_graphs_stand_for_all_training_nodes_by_their_weights():
     layout = Layout(num_microbatches=2, num_replicas=2)
     steps = steps_per_epoch(WALKS, layout)
-    assert 4 * steps >= sum(WALKS.shares) > 4 * (steps - 1)
+    assert 4 * steps >= sum(WALKS.num_sub_graphs) > 4 * (steps - 1)
     batch = feed_of(layout, sampler=WALKS).batch(1)
     assert batch.num_samples == 4 * (GRAPH.split == TRAIN).sum()
     assert len(batch.weights) == 2 * WALKS.most_nodes

@@ -14,17 +14,17 @@ from vigpipe.parallel.layout import Layout
 
 def steps_per_epoch(sampler: Sampler, layout: Layout) -> int:
     """Return the number of steps that take every sub-graph of an epoch once."""
-    return -(-max(sampler.shares) // per_step(sampler, layout))
+    return -(-max(sampler.num_sub_graphs) // per_step(sampler, layout))
 
 
 def per_step(sampler: Sampler, layout: Layout) -> int:
-    """Return how many sub-graphs of a share a step takes."""
-    return _sharers(sampler, layout) * layout.num_microbatches
+    """Return how many sub-graphs of a group a step takes; see `Sampler.num_sub_graphs`."""
+    return _replicas_per_group(sampler, layout) * layout.num_microbatches
 
 
-def _sharers(sampler: Sampler, layout: Layout) -> int:
-    """Return how many replicas take from the same share; the unsplit model takes the first one."""
-    return max(1, layout.num_replicas // len(sampler.shares))
+def _replicas_per_group(sampler: Sampler, layout: Layout) -> int:
+    """Return how many replicas take from one group; the unsplit model takes from the first."""
+    return max(1, layout.num_replicas // len(sampler.num_sub_graphs))
 
 
 def sub_graphs(
@@ -34,14 +34,15 @@ def sub_graphs(
 
     Returns:
         The epoch, counted from 1, and the number of each micro-batch's sub-graph in it; None where
-        the share of the replica has no more.
+        the replica's group has no more.
     """
     epoch, step_of_epoch = divmod(step, steps_per_epoch(sampler, layout))
-    share, sharer = divmod(replica, _sharers(sampler, layout))
-    before, num_microbatches = sum(sampler.shares[:share]), layout.num_microbatches
-    first = step_of_epoch * per_step(sampler, layout) + sharer * num_microbatches
+    group, member = divmod(replica, _replicas_per_group(sampler, layout))
+    before, num_microbatches = sum(sampler.num_sub_graphs[:group]), layout.num_microbatches
+    first = step_of_epoch * per_step(sampler, layout) + member * num_microbatches
     numbers = range(first, first + num_microbatches)
-    return epoch + 1, [before + n if n < sampler.shares[share] else None for n in numbers]
+    end = sampler.num_sub_graphs[group]
+    return epoch + 1, [before + n if n < end else None for n in numbers]
 
 
 def fill(item: int, sampler: Sampler, layout: Layout) -> Fill:

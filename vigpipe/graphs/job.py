@@ -1,6 +1,7 @@
 """A run that trains on one large graph: what the trainer asks of it (`vigpipe.job.job.Job`)."""
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,7 +25,7 @@ from vigpipe.graphs.partitions.partition import Partition
 from vigpipe.graphs.pool.share import AloneWithPool
 from vigpipe.graphs.prepared.graph import PreparedGraph
 from vigpipe.graphs.repartition import Repartition
-from vigpipe.graphs.samplers.make import make_sampler, make_shares
+from vigpipe.graphs.samplers.make import make_rank_parts, make_sampler
 from vigpipe.graphs.samplers.parts import Parts
 from vigpipe.graphs.samplers.sampler import Sampler
 from vigpipe.graphs.score import NodeTally
@@ -55,7 +56,6 @@ class GraphJob:
         config: all options, with the defaults of the model filled in.
         graph: the graph.
         sampler: draws its sub-graphs.
-        partition: the parts that these are made of at first; None for the whole graph.
         sampler_seconds: how long this process took to make the sampler.
     """
 
@@ -65,7 +65,6 @@ class GraphJob:
     config: TrainConfig
     graph: Graph
     sampler: Sampler
-    partition: Partition | None
     sampler_seconds: float
 
     @property
@@ -86,9 +85,12 @@ class GraphJob:
         Raises:
             InputError: the graph cannot be cut so.
         """
-        if isinstance(self.graph, PreparedGraph):
-            config = _as_prepared(config, self.graph)
-        return GraphJob(config, self.graph, *make_sampler(config, self.graph))
+        return _make_job(config, self.graph)
+
+    @property
+    def partition(self) -> Partition | None:
+        """The parts that sub-graphs are made of at first; None if these are not made of parts."""
+        return self.sampler.generations.partition(1) if isinstance(self.sampler, Parts) else None
 
     @property
     def passes(self) -> tuple[tuple[str, ...], ...]:
@@ -115,7 +117,7 @@ class GraphJob:
     @cached_property
     def shares(self) -> Partition:
         """The parts of the graph that these ranks have."""
-        return make_shares(self.config, self.graph, self.config.shards)
+        return make_rank_parts(self.config, self.graph, self.config.shards)
 
     @property
     def row_shape(self) -> tuple[int]:
@@ -146,7 +148,7 @@ class GraphJob:
         """Raise InputError if an epoch has fewer sub-graphs than a step takes, or no share each."""
         self._check_shards(layout)
         self._check_sparse_threads(cast(GraphModel, model))
-        wanted, most = per_step(self.sampler, layout), min(self.sampler.shares)
+        wanted, most = per_step(self.sampler, layout), min(self.sampler.num_sub_graphs)
         if wanted <= most:
             return
         what = f"--microbatches {layout.num_microbatches}"
@@ -157,7 +159,7 @@ class GraphJob:
         if self.partition is not None:
             of += f" with --parts {self.partition.num_parts} and --merge {self.config.merge}"
             advice = "choose more parts, or fewer micro-batches or replicas"
-        if len(self.sampler.shares) > 1:
+        if len(self.sampler.num_sub_graphs) > 1:
             step = f"a step of a replica takes {wanted}"
             has = f"and --dp {layout.num_replicas} has {most} of its own an epoch"
         else:
@@ -228,7 +230,7 @@ class GraphJob:
 
     def most_microbatches(self, layout: Layout) -> int:
         """Return the number of sub-graphs of an epoch."""
-        return sum(self.sampler.shares)
+        return sum(self.sampler.num_sub_graphs)
 
     def trials(self, microbatch_sizes: Sequence[int], most: int) -> list[TrialStep]:
         """Return steps with the largest and smallest sub-graphs; see `vigpipe.job.job.Job.trials`.
@@ -252,7 +254,7 @@ class GraphJob:
     @cached_property
     def _sizes(self) -> dict[int, tuple[int, int]]:
         """Nodes and edges of the sub-graphs that one process takes in its first epoch."""
-        numbers, sampler = range(self.sampler.shares[0]), self.sampler
+        numbers, sampler = range(self.sampler.num_sub_graphs[0]), self.sampler
         return {n: (sampler.num_nodes(1, n), sampler.num_edges(1, n)) for n in numbers}
 
     def describe_step(self, layout: Layout) -> str:
@@ -423,9 +425,15 @@ def open_graph_job(config: TrainConfig) -> GraphJob:
         symmetric=config.symmetric,
         seed=config.seed,
     )
+    return _make_job(config, graph)
+
+
+def _make_job(config: TrainConfig, graph: Graph) -> GraphJob:
     if isinstance(graph, PreparedGraph):
         config = _as_prepared(config, graph)
-    return GraphJob(config, graph, *make_sampler(config, graph))
+    began = time.perf_counter()
+    sampler = make_sampler(config, graph)
+    return GraphJob(config, graph, sampler, time.perf_counter() - began)
 
 
 def _as_prepared(config: TrainConfig, graph: PreparedGraph) -> TrainConfig:

@@ -33,9 +33,9 @@ def sampler_of(way: str, batch_nodes=7, seed=3) -> InLayers:
 @each_way
 def test_an_epoch_takes_every_training_node_once_in_a_new_order(way):
     sampler, train, batches = sampler_of(way), GRAPH.nodes_of(TRAIN), []
-    assert sampler.shares == (-(-len(train) // 7),)
+    assert sampler.num_sub_graphs == (-(-len(train) // 7),)
     for epoch in (1, 2):
-        drawn = [sampler.draw(epoch, number) for number in range(*sampler.shares)]
+        drawn = [sampler.draw(epoch, number) for number in range(*sampler.num_sub_graphs)]
         sizes = [sub_graph.adjacency.num_targets for sub_graph in drawn]
         assert sizes == [sampler.num_training_nodes(epoch, i) for i in range(len(drawn))]
         batches.append([s.nodes[:n].tolist() for s, n in zip(drawn, sizes, strict=True)])
@@ -81,7 +81,7 @@ def test_layers_have_edges_of_the_graph_between_the_first_nodes(graph, num, most
     degrees = degrees_of(graph)
     looped = all_edges(graph).with_loops().in_degrees
     assert degrees.looped.tolist() == looped.tolist()
-    for number in range(*sampler.shares):
+    for number in range(*sampler.num_sub_graphs):
         nodes, adjacency, _ = sampler.draw(1, number)
         assert len(set(nodes.tolist())) == len(nodes) <= sampler.most_nodes
         assert isinstance(adjacency, Layered)
@@ -105,7 +105,7 @@ def test_layers_have_edges_of_the_graph_between_the_first_nodes(graph, num, most
 def test_with_all_neighbours_the_logits_are_those_of_the_whole_graph(name):
     most = int(np.diff(GRAPH.indptr).max())
     sampler = InLayers(GRAPH, Neighbours(GRAPH, (most, most)), 7, 2, 3)
-    for number in range(*sampler.shares):
+    for number in range(*sampler.num_sub_graphs):
         nodes, adjacency, _ = sampler.draw(1, number)
         batch = nodes[: adjacency.num_targets]
         whole = logits(name, np.arange(NUM_NODES))[batch]

@@ -25,9 +25,9 @@ def edges_between(nodes: np.ndarray) -> set[tuple[int, int]]:
 @pytest.mark.parametrize("num_joined", [1, 3, 10])
 def test_an_epoch_takes_every_part_once_with_all_edges_inside(num_joined):
     sampler = Parts(GRAPH, FIXED, num_joined, seed=5)
-    assert sampler.shares == (-(-10 // num_joined),)
+    assert sampler.num_sub_graphs == (-(-10 // num_joined),)
     for epoch in (1, 2):
-        drawn = [sampler.draw(epoch, number) for number in range(*sampler.shares)]
+        drawn = [sampler.draw(epoch, number) for number in range(*sampler.num_sub_graphs)]
         assert sorted(np.concatenate([s.nodes for s in drawn]).tolist()) == list(range(300))
         for number, (nodes, adjacency, weights) in enumerate(drawn):
             assert isinstance(adjacency, Adjacency)
@@ -45,14 +45,14 @@ def test_an_epoch_takes_every_part_once_with_all_edges_inside(num_joined):
 
 @pytest.mark.parametrize("num_joined", [1, 2])
 def test_parts_of_its_own_go_to_no_other_replica(num_joined):
-    sampler = Parts(GRAPH, FIXED, num_joined, seed=5, num_shares=3)
-    assert sampler.shares == ((4, 3, 3) if num_joined == 1 else (2, 2, 2))
+    sampler = Parts(GRAPH, FIXED, num_joined, seed=5, num_groups=3)
+    assert sampler.num_sub_graphs == ((4, 3, 3) if num_joined == 1 else (2, 2, 2))
     orders = []
     for epoch in (1, 2):
-        drawn = [sampler.draw(epoch, number).nodes for number in range(sum(sampler.shares))]
+        drawn = [sampler.draw(epoch, number).nodes for number in range(sum(sampler.num_sub_graphs))]
         orders.append([nodes.tolist() for nodes in drawn])
         assert max(map(len, drawn)) <= sampler.most_nodes
-        ends = np.cumsum(sampler.shares)
+        ends = np.cumsum(sampler.num_sub_graphs)
         for share, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
             nodes = np.concatenate(drawn[start:end])
             own = np.flatnonzero(PARTITION.parts % 3 == share)
@@ -62,7 +62,7 @@ def test_parts_of_its_own_go_to_no_other_replica(num_joined):
 
 def test_the_whole_graph_comes_once_an_epoch():
     sampler = WholeGraph(GRAPH)
-    assert (sampler.shares, sampler.most_nodes) == ((1,), 300)
+    assert (sampler.num_sub_graphs, sampler.most_nodes) == ((1,), 300)
     nodes, adjacency, _ = sampler.draw(4, 0)
     assert nodes.tolist() == list(range(300))
     assert adjacency.num_edges == GRAPH.num_edges

@@ -31,7 +31,7 @@ NEIGHBOURS = replace(DRAWN, sampler="neighbour", batch_nodes=60, fanout="3")
 def test_a_plan_goes_by_the_sub_graphs_of_the_first_epoch_and_their_sizes(config):
     job = prepare(config, torch.float64).job
     assert isinstance(job, GraphJob)
-    drawn = [job.sampler.draw(1, number) for number in range(*job.sampler.shares)]
+    drawn = [job.sampler.draw(1, number) for number in range(*job.sampler.num_sub_graphs)]
     sizes = [(len(sub_graph.nodes), sub_graph.adjacency.num_edges) for sub_graph in drawn]
     for trial in job.trials([], 4):
         assert tuple(trial.size.values()) == sizes[trial.item]

@@ -65,7 +65,7 @@ def test_weights_follow_how_often_nodes_and_edges_were_counted(way):
     ]
     total = sum(map(len, counted))
     assert total > 3 * NUM_NODES >= total - len(counted[-1])
-    assert sampler.shares == (-(-NUM_NODES * len(counted) // total),)
+    assert sampler.num_sub_graphs == (-(-NUM_NODES * len(counted) // total),)
     times = Counter((u, v) for nodes in counted for u in nodes for v in nodes)
     unseen = 0
     for number in range(20):

@@ -11,7 +11,7 @@ from tests.graphs.split.test_switch import GCN, SAGE, traffic
 from tests.parallel.test_shards import shards_of_all
 from tests.world import run_each, run_ranks
 from vigpipe.graphs.job import GraphJob
-from vigpipe.graphs.samplers.make import make_shares
+from vigpipe.graphs.samplers.make import make_rank_parts
 from vigpipe.graphs.samplers.whole import all_edges
 from vigpipe.graphs.split.halo import Halo, HaloEdges, make_halo
 from vigpipe.graphs.split.stale import StaleHalos
@@ -47,7 +47,7 @@ def test_the_bytes_of_a_step_are_one_row_a_part_and_boundary_node():
     job = prepare(configs[0], torch.float64).job
     assert isinstance(job, GraphJob)
     graph = job.graph
-    parts = make_shares(configs[0], graph, size).parts
+    parts = make_rank_parts(configs[0], graph, size).parts
     halo = make_halo(all_edges(graph), parts, 0)
     pairs = {
         (int(source), int(parts[target]))

@@ -11,16 +11,16 @@ _KINDS: dict[str, Kind] = {"gcn": "gcn", "gcn2": "gcn", "gin": "ones"}
 
 
 def kind_of(model: str) -> Kind:
-    """Return the weights that a model's sums have; the mean for those that take no sums."""
+    """Return the weights of a model's sums; `mean` for models that take no sums."""
     return _KINDS.get(model, "mean")
 
 
 class Degrees(NamedTuple):
-    """The edges that end in every node of a graph.
+    """How many edges end in every node of a graph, (n,) int64 each.
 
     Attributes:
-        plain: their number, (n,) int64.
-        looped: the same with a self-loop at every node.
+        plain: as they are.
+        looped: with a self-loop at every node.
     """
 
     plain: np.ndarray
@@ -43,7 +43,7 @@ def squared_columns(
     Args:
         graph: the graph.
         kind: which weights A consists of, see `Adjacency.weights`.
-        degrees: (n,) int64, which these weights follow from: for `gcn` with self-loops.
+        degrees: (n,) int64, from which the weights are computed; for `gcn` those with self-loops.
         with_loops: whether the graph's own self-loops belong to A.
     """
     sources, targets = graph.sources(), graph.targets()

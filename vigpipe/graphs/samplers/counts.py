@@ -12,8 +12,8 @@ from vigpipe.graphs.kept import Arrays, Form, keep, read_kept
 from vigpipe.graphs.samplers.draws import DrawNodes, distinct_nodes
 
 _VERSION = 1  # raise it when a sampler begins to draw other nodes for the same seed
-_AT_ONCE = 64  # sub-graphs, a bit of a number for each
-_NODES_AT_ONCE = 1 << 14  # whose edges are counted
+_AT_ONCE = 64  # sub-graphs: one bit of a number for each
+_NODES_AT_ONCE = 1 << 14  # bounds the memory for their edges
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,8 +25,8 @@ class Counts:
         of_nodes: C_v, (n,) int32.
         of_edges: C_uv, (e,) int32.
         seconds: how long it took to draw and to count.
-        read_seconds: how long it took to read them from a file; None if they are in none.
-        was_read: whether they were read, from what an earlier process has written.
+        read_seconds: how long it took to read them from a file; None if they are in no file.
+        was_read: whether an earlier process has counted, and this one has read the file.
     """
 
     num_drawn: int
@@ -52,16 +52,9 @@ def kept_counts(
 ) -> Counts:
     """Read counts from a file, or count and write the file.
 
-    The file is named after the way to draw, coverage, seed and the SHA-256 of the graph. Ranks may
-    call this at the same time: each then counts, and finds the same.
-
-    Args:
-        graph: the graph.
-        name: of the way to draw, with all that it depends on but the graph.
-        draw_nodes: draws the nodes of a sub-graph.
-        coverage: how often a node is drawn, on average.
-        seed: of the draws.
-        beside: the graph's file or folder, see `read_kept`.
+    The file is named after `name`, coverage, seed and the SHA-256 of the graph; `name` must tell
+    everything else that the draws depend on. Ranks may call this at the same time: each then
+    counts, and finds the same. For coverage and seed see `count`, for `beside` see `read_kept`.
     """
     name = f"{name}-{coverage}-{seed}-{graph.sha256}-{_VERSION}"
     nodes, edges = graph.num_nodes, graph.num_edges
@@ -92,14 +85,8 @@ def kept_counts(
 def count(graph: Graph, draw_nodes: DrawNodes, coverage: int, seed: int) -> Counts:
     """Draw sub-graphs, as those of epoch 0, until each node came `coverage` times on average.
 
-    Which of 64 sub-graphs have a node is a number of 64 bits, so that one pass over the edges
+    A number of 64 bits says which of 64 sub-graphs have a node, so that one pass over the edges
     counts for all of them.
-
-    Args:
-        graph: the graph.
-        draw_nodes: draws the nodes of a sub-graph.
-        coverage: how often a node is drawn, on average.
-        seed: of the draws.
     """
     began = time.perf_counter()
     of_nodes = np.zeros(graph.num_nodes, dtype=np.int32)
@@ -119,12 +106,9 @@ def count(graph: Graph, draw_nodes: DrawNodes, coverage: int, seed: int) -> Coun
 
 
 def _count_edges(graph: Graph, which: np.ndarray, of_edges: np.ndarray) -> None:
-    """Count every edge once for each sub-graph that both of its ends are in.
+    """Add to each edge's count, (e,) int32, the number of sub-graphs that have both of its ends.
 
-    Args:
-        graph: the graph.
-        which: (n,) uint64, a bit for each sub-graph.
-        of_edges: (e,) int32, which is added to.
+    Each of the (n,) uint64 in `which` has a bit for every sub-graph.
     """
     came = np.flatnonzero(which)
     for first in range(0, len(came), _NODES_AT_ONCE):
@@ -136,7 +120,7 @@ def _count_edges(graph: Graph, which: np.ndarray, of_edges: np.ndarray) -> None:
 
 
 def _can_be(arrays: Arrays, graph: Graph, coverage: int) -> bool:
-    """Whether some draws could have these counts."""
+    """Whether any draws could have led to these counts."""
     num_drawn, of_nodes, of_edges = (arrays[name] for name in ("num_drawn", "of_nodes", "of_edges"))
     total, most = int(of_nodes.sum()), coverage * graph.num_nodes
     if not most < total <= most + graph.num_nodes or not 1 <= num_drawn.item() <= total:

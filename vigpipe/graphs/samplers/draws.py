@@ -7,18 +7,18 @@ import numpy as np
 # Draws nodes, in any order and perhaps several times.
 DrawNodes = Callable[[np.random.Generator], np.ndarray]
 
-_MOST_SIZES = 1 << 12
+_MOST_SIZES = 1 << 12  # sub-graphs that are remembered
 
 
 def generator(seed: int, epoch: int, number: int) -> np.random.Generator:
-    """Return what draws one sub-graph; the last number is never 0, which would be left out."""
+    """Return what draws one sub-graph; the seed does not end in 0, which NumPy would ignore."""
     return np.random.default_rng([seed, epoch, 1 + number])
 
 
 class Sizes:
-    """Remembers the nodes and edges of the sub-graphs that were drawn, those of the last ones.
+    """Remembers how many nodes and edges the sub-graphs had that were drawn last.
 
-    A thread may draw while another asks.
+    One thread may `put` while another calls `get`.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Sizes:
         self._sizes[epoch, number] = num_nodes, num_edges
 
     def get(self, epoch: int, number: int) -> tuple[int, int] | None:
-        """Return the nodes and edges of a sub-graph; None if it was not drawn, or long ago."""
+        """Return the numbers of nodes and edges; None if it was not drawn, or long ago."""
         return self._sizes.get((epoch, number))
 
 
@@ -48,8 +48,8 @@ class Urn:
 
     def draw(self, num: int, draws: np.random.Generator) -> np.ndarray:
         """Draw numbers from 0 to n - 1, with replacement, (num,) int64, ascending."""
-        places = np.sort(draws.random(num)) * self._ends[-1]
-        return np.minimum(np.searchsorted(self._ends, places, side="right"), self._last)
+        points = np.sort(draws.random(num)) * self._ends[-1]
+        return np.minimum(np.searchsorted(self._ends, points, side="right"), self._last)
 
 
 def distinct(values: np.ndarray) -> np.ndarray:
@@ -67,14 +67,7 @@ def subsets(sizes: np.ndarray, num: int, draws: np.random.Generator) -> np.ndarr
     """Draw `num` distinct numbers from 0 to s - 1 for each size s, uniformly.
 
     Bentley, Floyd, "A sample of brilliance", Communications of the ACM 1987, all sizes at once.
-
-    Args:
-        sizes: (m,) int64, each at least `num`.
-        num: how many.
-        draws: random numbers.
-
-    Returns:
-        (m, num) int64, in no order.
+    Takes sizes, (m,) int64, each at least `num`; returns (m, num) int64, in no order.
     """
     chosen = np.empty((num, len(sizes)), dtype=np.int64)
     for i in range(num):

@@ -19,11 +19,11 @@ from vigpipe.ops.adjacency import Kind
 class ImportantNodes:
     """Takes the edges that come from nodes which are drawn for the layer.
 
-    Not for several threads at once, which would share the table; `InLayers` sees to that.
+    Only one thread at a time may call `sample`, which writes to a table; `InLayers` has a lock.
 
     Args:
         graph: the graph, which has edges.
-        kind: which weights the model's sums have: A without the self-loops of `gcn`.
+        kind: the weights that A consists of; those of `gcn` without the self-loops.
         layer_nodes: t, how many nodes are drawn for each layer.
     """
 
@@ -40,7 +40,7 @@ class ImportantNodes:
         self._factors = np.zeros(graph.num_nodes)  # all 0 between calls
 
     def sample(self, targets: np.ndarray, layer: int, draws: np.random.Generator) -> Edges:
-        """Draw nodes, and take the edges from them to the targets."""
+        """Draw nodes, and take the edges from these to the targets."""
         drawn = self._urn.draw(self._num, draws)
         nodes, times = np.unique_counts(drawn)
         rows, edges = self._graph.edges_into(targets)

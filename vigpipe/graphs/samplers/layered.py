@@ -17,11 +17,11 @@ import torch
 from vigpipe.graphs.graph import TRAIN, Graph
 from vigpipe.graphs.samplers.aggregation import degrees_of
 from vigpipe.graphs.samplers.draws import Sizes, distinct, generator
-from vigpipe.graphs.samplers.sampler import SubGraph
+from vigpipe.graphs.samplers.sampler import Sampler, SubGraph
 from vigpipe.job.order import epoch_order
 from vigpipe.ops.adjacency import Layered, Sampled
 
-_NUM_FIRST = 4  # batches, which are drawn to know how many nodes and edges others have
+_NUM_FIRST = 4  # batches that are drawn to estimate how many nodes and edges others have
 
 
 class Edges(NamedTuple):
@@ -29,8 +29,9 @@ class Edges(NamedTuple):
 
     Attributes:
         nums: (m,) int64, how many end in each of the nodes.
-        sources: (e,) int64, where they come from: first those that end in the first node.
-        factors: (e,) float64, times which they have their weight in the whole graph.
+        sources: (e,) int64, the nodes that they come from, first of those that end in the first
+            node.
+        factors: (e,) float64, by which their weights in the whole graph are multiplied.
     """
 
     nums: np.ndarray
@@ -42,13 +43,7 @@ class EdgeSampler(Protocol):
     """Samples the edges of a layer."""
 
     def sample(self, targets: np.ndarray, layer: int, draws: np.random.Generator) -> Edges:
-        """Sample edges that end in some nodes.
-
-        Args:
-            targets: (m,) int64.
-            layer: index of the layer, counted from the last one back.
-            draws: random numbers.
-        """
+        """Sample edges that end in the targets, (m,) int64; the last layer has the index 0."""
         ...
 
     def most_sources(self, num_targets: int, layer: int) -> int:
@@ -56,20 +51,12 @@ class EdgeSampler(Protocol):
         ...
 
 
-class InLayers:
+class InLayers(Sampler):
     """Every training node once an epoch, in a new order, `batch_nodes` at a time.
 
-    The nodes of a sub-graph are in the order in which they come in, those of the batch first.
-
-    Args:
-        graph: the graph, which has training nodes.
-        edge_sampler: samples the edges of each layer.
-        batch_nodes: training nodes of a batch; the last one of an epoch may have fewer.
-        num_layers: layers of the model.
-        seed: of all draws.
+    The nodes of a sub-graph are in the order in which they come in, those of the batch first. The
+    last batch of an epoch may have fewer. The graph must have training nodes.
     """
-
-    takes_all = False
 
     def __init__(
         self,
@@ -82,7 +69,7 @@ class InLayers:
         self._edge_sampler, self._num_layers, self._seed = edge_sampler, num_layers, seed
         self._train, self._degrees = graph.nodes_of(TRAIN), degrees_of(graph)
         self._batch_nodes = min(batch_nodes, len(self._train))
-        self.shares = (-(-len(self._train) // self._batch_nodes),)
+        self.num_sub_graphs = (-(-len(self._train) // self._batch_nodes),)
         self.most_targets = self.most_nodes = self._batch_nodes
         self._most_rows = [self.most_targets]  # from the last layer back
         for layer in range(num_layers):
@@ -90,27 +77,29 @@ class InLayers:
             self.most_nodes = min(graph.num_nodes, self.most_nodes + sources)
             self._most_rows.append(self.most_nodes)
         self._order = lru_cache(2)(lambda epoch: epoch_order(seed, epoch, len(self._train)))
-        self._places = np.full(graph.num_nodes, -1, dtype=np.int64)  # all -1 between calls
-        self._lock = Lock()  # of the table, for a thread that reads ahead
+        # The position of each node in the sub-graph that is being drawn; all -1 between calls. The
+        # lock guards it from the thread that draws ahead.
+        self._positions = np.full(graph.num_nodes, -1, dtype=np.int64)
+        self._lock = Lock()
         self._sizes = Sizes()
 
     def draw(self, epoch: int, number: int) -> SubGraph:
         """Return the nodes of a batch with what their features are made of."""
         with self._lock:
-            places = self._places
+            positions = self._positions
             nodes = self._batch(epoch, number)
             try:
-                places[nodes] = np.arange(len(nodes))
+                positions[nodes] = np.arange(len(nodes))
                 draws = generator(self._seed, epoch, number)
                 parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
                 for layer in range(self._num_layers):
                     edges = self._edge_sampler.sample(nodes, layer, draws)
-                    new = distinct(edges.sources[places[edges.sources] < 0])
+                    new = distinct(edges.sources[positions[edges.sources] < 0])
                     nodes = np.concatenate((nodes, new))
-                    places[new] = np.arange(len(nodes) - len(new), len(nodes))
-                    parts.append(_in_rows(edges, places, len(nodes)))
+                    positions[new] = np.arange(len(nodes) - len(new), len(nodes))
+                    parts.append(_in_rows(edges, positions, len(nodes)))
             finally:
-                places[nodes] = -1
+                positions[nodes] = -1
         degrees = [torch.from_numpy(counts[nodes]) for counts in self._degrees]
         layers: list[Sampled] = []
         num_sources = len(nodes)
@@ -131,7 +120,7 @@ class InLayers:
         return self._size(epoch, number)[0]
 
     def about_nodes(self, epoch: int, number: int) -> int:
-        """Count the nodes of a batch that was drawn, or say how many the first ones have."""
+        """Count the nodes of a batch that was drawn; otherwise return a mean of others."""
         size = self._sizes.get(epoch, number)
         return size[0] if size else self._mean_nodes
 
@@ -147,14 +136,14 @@ class InLayers:
     def describe(self) -> str:
         """Say how the training nodes are cut."""
         return (
-            f"an epoch has {self.shares[0]:,} batches of {self._batch_nodes:,} training nodes, "
-            f"whose first layer takes at most {self.most_nodes:,} nodes"
+            f"an epoch has {self.num_sub_graphs[0]:,} batches of {self._batch_nodes:,} training "
+            f"nodes, whose first layer takes at most {self.most_nodes:,} nodes"
         )
 
     def as_table(self) -> dict[str, object]:
-        """Return which edges the layers of the first batches have kept."""
+        """Return the fraction of the edges that the layers of the first batches have kept."""
         num_kept = num_ending = 0
-        for number in range(min(_NUM_FIRST, self.shares[0])):
+        for number in range(min(_NUM_FIRST, self.num_sub_graphs[0])):
             nodes, adjacency, _ = self.draw(1, number)
             for layer in map(adjacency.of_layer, range(self._num_layers)):
                 num_kept += layer.num_edges
@@ -174,16 +163,16 @@ class InLayers:
 
     @cached_property
     def _mean_nodes(self) -> int:
-        first = range(min(_NUM_FIRST, self.shares[0]))
+        first = range(min(_NUM_FIRST, self.num_sub_graphs[0]))
         return round(fmean(self.num_nodes(1, number) for number in first))
 
 
 def _in_rows(
-    edges: Edges, places: np.ndarray, num_sources: int
+    edges: Edges, positions: np.ndarray, num_sources: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return `indptr`, `indices` and factors of edges, whose sources ascend in each row."""
     rows = np.repeat(np.arange(len(edges.nums)) * num_sources, edges.nums)
-    keys = rows + places[edges.sources]
+    keys = rows + positions[edges.sources]
     order = np.argsort(keys)
     indptr = np.zeros(len(edges.nums) + 1, dtype=np.int64)
     np.cumsum(edges.nums, out=indptr[1:])

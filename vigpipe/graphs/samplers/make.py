@@ -1,9 +1,7 @@
 """Make the sampler that the options name."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from vigpipe.config.options import TrainConfig, parse_fanout
 from vigpipe.config.prepared import is_prepared
@@ -25,21 +23,7 @@ from vigpipe.graphs.samplers.sampler import Sampler
 from vigpipe.graphs.samplers.whole import WholeGraph
 
 
-class Made(NamedTuple):
-    """A sampler.
-
-    Attributes:
-        sampler: the sampler.
-        partition: the parts that its sub-graphs are made of at first; None if there are none.
-        seconds: how long this process took to make or read all that it draws by.
-    """
-
-    sampler: Sampler
-    partition: Partition | None = None
-    seconds: float = 0.0
-
-
-def make_sampler(config: TrainConfig, graph: Graph) -> Made:
+def make_sampler(config: TrainConfig, graph: Graph) -> Sampler:
     """Make the sampler of --sampler.
 
     Args:
@@ -50,32 +34,26 @@ def make_sampler(config: TrainConfig, graph: Graph) -> Made:
         InputError: the graph cannot be sampled so.
     """
     assert config.sampler is not None
-    began = time.perf_counter()
-    made = _SAMPLERS[config.sampler](config, graph)
-    return made._replace(seconds=time.perf_counter() - began)
+    return _SAMPLERS[config.sampler](config, graph)
 
 
-def _full(config: TrainConfig, graph: Graph) -> Made:
-    return Made(WholeGraph(graph))
-
-
-def _parts(config: TrainConfig, graph: Graph) -> Made:
+def _parts(config: TrainConfig, graph: Graph) -> Sampler:
     assert config.partition is not None
     assert config.parts is not None
     assert config.merge is not None
-    num_shares = config.dp if config.items == "own" else 1
-    if config.merge > config.parts // num_shares:
-        whose = f", of which each of {num_shares} replicas has its own" if num_shares > 1 else ""
+    num_groups = config.dp if config.items == "own" else 1
+    if config.merge > config.parts // num_groups:
+        whose = f", of which each of {num_groups} replicas has its own" if num_groups > 1 else ""
         raise InputError(
             f"--merge {config.merge}: joins parts, and --parts is {config.parts}{whose}; join fewer"
         )
     partition = _partition(graph, config.partition, config.parts, config)
     generations = Generations(graph, partition, config.repartition_every, config.seed)
-    return Made(Parts(graph, generations, config.merge, config.seed, num_shares), partition)
+    return Parts(graph, generations, config.merge, config.seed, num_groups)
 
 
 def _partition(graph: Graph, method: Method, num_parts: int, config: TrainConfig) -> Partition:
-    """Return the parts of a prepared folder, if these are asked for, or others."""
+    """Return the parts of a prepared folder, if these are asked for; otherwise cut the graph."""
     if isinstance(graph, PreparedGraph):
         own = graph.partition
         if (method, num_parts) == (own.method, own.num_parts):
@@ -83,31 +61,25 @@ def _partition(graph: Graph, method: Method, num_parts: int, config: TrainConfig
     return cached_partition(graph, method, num_parts, config.seed, _beside(config))
 
 
-def make_shares(config: TrainConfig, graph: Graph, num_shares: int) -> Partition:
-    """Cut a graph into one part of METIS for each rank that shares it.
-
-    Args:
-        config: all options.
-        graph: the graph.
-        num_shares: number of ranks.
-    """
-    return _partition(graph, "metis", num_shares, config)
+def make_rank_parts(config: TrainConfig, graph: Graph, num_ranks: int) -> Partition:
+    """Cut a graph into one part of METIS for each rank that shares it."""
+    return _partition(graph, "metis", num_ranks, config)
 
 
-def _saint_nodes(config: TrainConfig, graph: Graph) -> Made:
+def _saint_nodes(config: TrainConfig, graph: Graph) -> Sampler:
     assert config.sample_nodes is not None
     num, kind = config.sample_nodes, "gcn" if kind_of(config.model) == "gcn" else "mean"
     return _saint(config, graph, (kind, num), by_nodes(graph, kind, num), num)
 
 
-def _saint_edges(config: TrainConfig, graph: Graph) -> Made:
+def _saint_edges(config: TrainConfig, graph: Graph) -> Sampler:
     assert config.sample_edges is not None
     _check_edges(config, graph)
     num = config.sample_edges
     return _saint(config, graph, (num,), by_edges(graph, num), 2 * num)
 
 
-def _saint_walks(config: TrainConfig, graph: Graph) -> Made:
+def _saint_walks(config: TrainConfig, graph: Graph) -> Sampler:
     assert config.roots is not None
     assert config.walk_length is not None
     sizes = config.roots, config.walk_length
@@ -121,30 +93,22 @@ def _saint(
     drawn_by: tuple[object, ...],
     draw_nodes: DrawNodes,
     most_drawn: int,
-) -> Made:
-    """Make a sampler of GraphSAINT.
-
-    Args:
-        config: all options.
-        graph: the graph.
-        drawn_by: what the draws depend on besides the sampler, the graph and the seed.
-        draw_nodes: draws the nodes of a sub-graph.
-        most_drawn: how many it draws at most.
-    """
+) -> Sampler:
+    """Make a sampler of GraphSAINT whose draws depend on sampler, graph, seed and `drawn_by`."""
     assert config.coverage is not None
     name = "-".join(map(str, (config.sampler, *drawn_by)))
     counts = kept_counts(graph, name, draw_nodes, config.coverage, config.seed, _beside(config))
-    return Made(Saint(graph, draw_nodes, most_drawn, counts, config.seed))
+    return Saint(graph, draw_nodes, most_drawn, counts, config.seed)
 
 
-def _fastgcn(config: TrainConfig, graph: Graph) -> Made:
+def _fastgcn(config: TrainConfig, graph: Graph) -> Sampler:
     assert config.layer_nodes is not None
     _check_edges(config, graph)
     nodes = ImportantNodes(graph, kind_of(config.model), config.layer_nodes)
     return _in_layers(config, graph, nodes)
 
 
-def _neighbour(config: TrainConfig, graph: Graph) -> Made:
+def _neighbour(config: TrainConfig, graph: Graph) -> Sampler:
     assert config.layers is not None
     fanouts = parse_fanout(config.fanout)
     if len(fanouts) == 1:
@@ -152,7 +116,7 @@ def _neighbour(config: TrainConfig, graph: Graph) -> Made:
     return _in_layers(config, graph, Neighbours(graph, fanouts))
 
 
-def _in_layers(config: TrainConfig, graph: Graph, edge_sampler: EdgeSampler) -> Made:
+def _in_layers(config: TrainConfig, graph: Graph, edge_sampler: EdgeSampler) -> Sampler:
     assert config.batch_nodes is not None
     assert config.layers is not None
     if not len(graph.nodes_of(TRAIN)):
@@ -160,11 +124,11 @@ def _in_layers(config: TrainConfig, graph: Graph, edge_sampler: EdgeSampler) -> 
             f"--sampler {config.sampler}: takes the training nodes of a graph, and {graph.name} "
             "has none; choose --sampler parts or full"
         )
-    return Made(InLayers(graph, edge_sampler, config.batch_nodes, config.layers, config.seed))
+    return InLayers(graph, edge_sampler, config.batch_nodes, config.layers, config.seed)
 
 
 def _beside(config: TrainConfig) -> Path | None:
-    """Return a graph's file or folder, beside which others find what was made of it, or None."""
+    """Return the graph's file or folder, if it has one of its own; see `read_kept`."""
     path = Path(config.data)
     return path if path.suffix == ".npz" or is_prepared(config.data) else None
 
@@ -177,8 +141,8 @@ def _check_edges(config: TrainConfig, graph: Graph) -> None:
         )
 
 
-_SAMPLERS: dict[str, Callable[[TrainConfig, Graph], Made]] = {
-    "full": _full,
+_SAMPLERS: dict[str, Callable[[TrainConfig, Graph], Sampler]] = {
+    "full": lambda _, graph: WholeGraph(graph),
     "parts": _parts,
     "saint-node": _saint_nodes,
     "saint-edge": _saint_edges,

@@ -17,10 +17,8 @@ from vigpipe.graphs.samplers.layered import Edges
 class Neighbours:
     """Takes at most f of the edges that end in a node, uniformly.
 
-    Args:
-        graph: the graph.
-        fanouts: f of every layer, from the last one back: how many neighbours of a node of the
-            batch, then how many of each of these.
+    `fanouts` has the f of every layer, from the last layer back: how many neighbours of a node of
+    the batch, then how many of each of these.
     """
 
     def __init__(self, graph: Graph, fanouts: Sequence[int]) -> None:
@@ -41,7 +39,7 @@ class Neighbours:
         return Edges(nums, self._graph.indices[edges], factors)
 
     def most_sources(self, num_targets: int, layer: int) -> int:
-        """Bound the number of nodes by those nodes that have most neighbours."""
+        """Bound the number of nodes by the neighbours of the nodes that have most."""
         nums = np.minimum(self._degrees, self._fanouts[layer])
         first = len(nums) - num_targets
         return int(np.partition(nums, first)[first:].sum() if first > 0 else nums.sum())

@@ -10,23 +10,23 @@ from vigpipe.graphs.graph import TRAIN, Graph
 from vigpipe.graphs.partitions.generations import Generations
 from vigpipe.graphs.partitions.induced import Induced
 from vigpipe.graphs.partitions.partition import Partition, edges_between
-from vigpipe.graphs.samplers.sampler import SubGraph
+from vigpipe.graphs.samplers.sampler import Sampler, SubGraph
 from vigpipe.job.order import epoch_order
 from vigpipe.ops.adjacency import Adjacency
 
 
-class Parts:
+class Parts(Sampler):
     """The parts of a partition, in a new order each epoch, several of them joined in a sub-graph.
 
-    With joined parts, the edges between them count again (Cluster-GCN, arXiv:1905.07953).
+    A sub-graph of joined parts has the edges between them too (Cluster-GCN, arXiv:1905.07953).
 
     Args:
         graph: the graph.
         generations: the parts of every epoch.
-        num_joined: q, how many parts make a sub-graph; the last one of a share may have fewer.
+        num_joined: how many parts make a sub-graph; the last one of a group may have fewer.
         seed: of the order.
-        num_shares: D if each of D replicas has parts of its own: replica r has the parts r, r + D,
-            r + 2 D, and so on.
+        num_groups: D if each of D replicas has parts of its own: replica r has the parts r, r + D,
+            r + 2 D, and so on; otherwise 1.
     """
 
     def __init__(
@@ -35,17 +35,17 @@ class Parts:
         generations: Generations,
         num_joined: int,
         seed: int,
-        num_shares: int = 1,
+        num_groups: int = 1,
     ) -> None:
         self.generations, self._num_joined, self._seed = generations, num_joined, seed
         self._is_train = graph.split == TRAIN
         self._induced = Induced(graph)
-        sizes = [generations.most_nodes[share::num_shares] for share in range(num_shares)]
-        self.shares = tuple(-(-len(of_share) // num_joined) for of_share in sizes)
-        self.most_nodes = max(int(np.sort(of_share)[-num_joined:].sum()) for of_share in sizes)
+        groups = [generations.most_nodes[group::num_groups] for group in range(num_groups)]
+        self.num_sub_graphs = tuple(-(-len(sizes) // num_joined) for sizes in groups)
+        self.most_nodes = max(int(np.sort(sizes)[-num_joined:].sum()) for sizes in groups)
         self.most_targets = self.most_nodes
-        self.takes_all = self.shares == (1,) and self.most_nodes == graph.num_nodes
-        self._in_turn = lru_cache(2)(self._groups)  # that of the next epoch is drawn ahead
+        self.takes_all = self.num_sub_graphs == (1,) and self.most_nodes == graph.num_nodes
+        self._parts = lru_cache(2)(self._parts_in_order)  # the next epoch's are drawn ahead
         self._num_train = lru_cache(2)(self._count_training_nodes)
         self._edges = lru_cache(2)(partial(edges_between, graph))
         # Single parts come again in every epoch, so their edges are kept: at most those of the
@@ -54,29 +54,21 @@ class Parts:
 
     def draw(self, epoch: int, number: int) -> SubGraph:
         """Return the sub-graph on the parts whose turn it is."""
-        parts = tuple(sorted(self._in_turn(epoch)[number].tolist()))
+        parts = tuple(sorted(self._parts(epoch)[number].tolist()))
         return self._take(self.generations.partition(epoch), parts)
-
-    def most_rows(self, layer: int) -> int:
-        """Return the same bound for all layers."""
-        return self.most_nodes
 
     def num_nodes(self, epoch: int, number: int) -> int:
         """Count the nodes of the sub-graph on these parts."""
-        return int(self.generations.partition(epoch).sizes[self._in_turn(epoch)[number]].sum())
-
-    def about_nodes(self, epoch: int, number: int) -> int:
-        """Count the nodes, which takes no time."""
-        return self.num_nodes(epoch, number)
+        return int(self.generations.partition(epoch).sizes[self._parts(epoch)[number]].sum())
 
     def num_training_nodes(self, epoch: int, number: int) -> int:
-        """Count those of them that are trained on."""
+        """Count the training nodes of these parts."""
         of_parts = self._num_train(self.generations.partition(epoch))
-        return int(of_parts[self._in_turn(epoch)[number]].sum())
+        return int(of_parts[self._parts(epoch)[number]].sum())
 
     def num_edges(self, epoch: int, number: int) -> int:
         """Count the directed edges of the sub-graph on these parts."""
-        parts = self._in_turn(epoch)[number]
+        parts = self._parts(epoch)[number]
         return int(self._edges(self.generations.partition(epoch))[parts][:, parts].sum())
 
     def describe(self) -> str:
@@ -84,20 +76,20 @@ class Parts:
         return str(self.generations.partition(1))
 
     def as_table(self) -> dict[str, object]:
-        """Return what the parts of the first epoch are, and what they keep as they are joined."""
+        """Describe the parts of the first epoch, and what they keep as they are joined."""
         partition = self.generations.partition(1)
         kept = partition.kept_edge_fraction
         if self._num_joined > 1 and partition.num_edges:
-            num_kept = sum(self.num_edges(1, number) for number in range(sum(self.shares)))
+            num_kept = sum(self.num_edges(1, number) for number in range(sum(self.num_sub_graphs)))
             kept = num_kept / partition.num_edges
         return {"kept_edge_fraction": kept, "partition": partition.as_table()}
 
-    def _groups(self, epoch: int) -> list[np.ndarray]:
+    def _parts_in_order(self, epoch: int) -> list[np.ndarray]:
         """Return the parts of every sub-graph of an epoch."""
         order = epoch_order(self._seed, epoch, len(self.generations.most_nodes))
-        q, num_shares = self._num_joined, len(self.shares)
-        of_shares = [order[order % num_shares == share] for share in range(num_shares)]
-        return [parts[i : i + q] for parts in of_shares for i in range(0, len(parts), q)]
+        num_groups, size = len(self.num_sub_graphs), self._num_joined
+        groups = [order[order % num_groups == group] for group in range(num_groups)]
+        return [parts[i : i + size] for parts in groups for i in range(0, len(parts), size)]
 
     def _count_training_nodes(self, partition: Partition) -> np.ndarray:
         return np.bincount(partition.parts[self._is_train], minlength=partition.num_parts)

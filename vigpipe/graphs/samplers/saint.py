@@ -21,24 +21,22 @@ from vigpipe.graphs.partitions.induced import Induced
 from vigpipe.graphs.samplers.aggregation import degrees_of, squared_columns
 from vigpipe.graphs.samplers.counts import Counts
 from vigpipe.graphs.samplers.draws import DrawNodes, Sizes, Urn, distinct_nodes
-from vigpipe.graphs.samplers.sampler import SubGraph
+from vigpipe.graphs.samplers.sampler import Sampler, SubGraph
 from vigpipe.ops.adjacency import Sampled
 
 
-class Saint:
+class Saint(Sampler):
     """The sub-graph on nodes that are drawn; an epoch draws as many nodes as the graph has.
 
     An epoch has n / (mean nodes of a sub-graph) sub-graphs, rounded up.
 
     Args:
         graph: the graph.
-        draw_nodes: draws the nodes of a sub-graph.
-        most_drawn: how many it draws at most.
-        counts: how often nodes and edges came in sub-graphs that were drawn in the same way.
+        draw_nodes: draws the nodes of a sub-graph, most_drawn at most.
+        most_drawn: see `draw_nodes`.
+        counts: how often nodes and edges came in sub-graphs that `draw_nodes` has drawn.
         seed: of the draws.
     """
-
-    takes_all = False
 
     def __init__(
         self, graph: Graph, draw_nodes: DrawNodes, most_drawn: int, counts: Counts, seed: int
@@ -49,7 +47,7 @@ class Saint:
         self.most_nodes = self.most_targets = min(graph.num_nodes, most_drawn)
         self._nodes = lru_cache(64)(partial(distinct_nodes, draw_nodes, seed))
         self._sizes = Sizes()
-        self.shares = (int(np.ceil(graph.num_nodes / counts.mean_nodes)),)
+        self.num_sub_graphs = (int(np.ceil(graph.num_nodes / counts.mean_nodes)),)
 
     def draw(self, epoch: int, number: int) -> SubGraph:
         """Return the sub-graph on the nodes that are drawn."""
@@ -62,21 +60,17 @@ class Saint:
         weights = self.counts.num_drawn / times
         return SubGraph(nodes, Sampled(*map(torch.from_numpy, arrays)), weights)
 
-    def most_rows(self, layer: int) -> int:
-        """Return the same bound for all layers."""
-        return self.most_nodes
-
     def num_nodes(self, epoch: int, number: int) -> int:
         """Count the nodes that are drawn."""
         return len(self._nodes(epoch, number))
 
     def about_nodes(self, epoch: int, number: int) -> int:
-        """Count the nodes that were drawn, or say how many are on average."""
+        """Count the nodes of a sub-graph that was drawn; otherwise return the mean."""
         size = self._sizes.get(epoch, number)
         return size[0] if size else round(self.counts.mean_nodes)
 
     def num_training_nodes(self, epoch: int, number: int) -> int:
-        """Count those of the whole graph, for which the weighted ones of a sub-graph stand."""
+        """Count those of the whole graph, which the weighted nodes of a sub-graph stand for."""
         return self._num_train
 
     def num_edges(self, epoch: int, number: int) -> int:
@@ -91,11 +85,11 @@ class Saint:
         return (
             f"{counts.num_drawn:,} sub-graphs drawn to count how often nodes and edges come, with "
             f"{counts.mean_nodes:,.0f} nodes and {counts.mean_edges:,.0f} edges on average, "
-            f"{came}; an epoch has {self.shares[0]:,}"
+            f"{came}; an epoch has {self.num_sub_graphs[0]:,}"
         )
 
     def as_table(self) -> dict[str, object]:
-        """Return what was counted beforehand, and which edges those sub-graphs have kept."""
+        """Return what was counted beforehand, and the edges that those sub-graphs have kept."""
         counts = self.counts
         num_ending = int(counts.of_nodes @ self._degrees.plain)
         return {
@@ -111,15 +105,10 @@ class Saint:
 
 
 def by_nodes(graph: Graph, kind: Literal["gcn", "mean"], num: int) -> DrawNodes:
-    """Draw nodes with a probability in proportion to their squared column norm.
+    """Draw `num` nodes with replacement, in proportion to their squared column norm.
 
-    The columns are those of the adjacency matrix with a self-loop at every node, so that each can
-    be drawn: of the model's own for `gcn`, else normalised by rows.
-
-    Args:
-        graph: the graph.
-        kind: gcn for the model's own columns.
-        num: how many nodes to draw, with replacement.
+    The columns are those of the adjacency matrix with a self-loop at every node, so that every node
+    can be drawn: of the model's own matrix for `gcn`, otherwise of the one normalised by rows.
     """
     degrees = degrees_of(graph).looped
     of_others = squared_columns(graph, kind, degrees, with_loops=False)
@@ -128,13 +117,9 @@ def by_nodes(graph: Graph, kind: Literal["gcn", "mean"], num: int) -> DrawNodes:
 
 
 def by_edges(graph: Graph, num: int) -> DrawNodes:
-    """Draw both ends of edges between u and v with a probability ~ 1 / deg u + 1 / deg v.
+    """Draw both ends of `num` edges with replacement, in proportion to 1 / deg u + 1 / deg v.
 
-    That has the least variance. A node without edges is never drawn.
-
-    Args:
-        graph: the graph, which has edges.
-        num: how many edges to draw, with replacement.
+    That has the least variance. A node without edges is never drawn. The graph must have edges.
     """
     degrees = np.diff(graph.indptr)
     targets = graph.targets()
@@ -152,12 +137,8 @@ def by_edges(graph: Graph, num: int) -> DrawNodes:
 def by_walks(graph: Graph, num_roots: int, length: int) -> DrawNodes:
     """Draw the nodes of random walks, whose roots are drawn uniformly, with replacement.
 
-    A step goes to a node that an edge comes from; a node without such edges is not left.
-
-    Args:
-        graph: the graph.
-        num_roots: how many walks.
-        length: steps of each.
+    A step follows an edge backwards, to its source; a walk stays on a node that no edge ends in.
+    `length` is the number of steps.
     """
     degrees = np.diff(graph.indptr)
 

@@ -4,18 +4,14 @@ import numpy as np
 import torch
 
 from vigpipe.graphs.graph import TRAIN, Graph
-from vigpipe.graphs.samplers.sampler import SubGraph
+from vigpipe.graphs.samplers.sampler import Sampler, SubGraph
 from vigpipe.ops.adjacency import Adjacency
 
 
-class WholeGraph:
-    """The graph itself, once an epoch.
+class WholeGraph(Sampler):
+    """The graph itself, once an epoch."""
 
-    Args:
-        graph: the graph.
-    """
-
-    shares: tuple[int, ...] = (1,)
+    num_sub_graphs = (1,)
     takes_all = True
 
     def __init__(self, graph: Graph) -> None:
@@ -27,29 +23,17 @@ class WholeGraph:
         """Return the graph."""
         return self._whole
 
-    def most_rows(self, layer: int) -> int:
-        """Return the same bound for all layers."""
-        return self.most_nodes
-
     def num_nodes(self, epoch: int, number: int) -> int:
         """Count the nodes of the graph."""
         return self.most_nodes
 
-    def about_nodes(self, epoch: int, number: int) -> int:
-        """Count the nodes, which takes no time."""
-        return self.num_nodes(epoch, number)
-
     def num_training_nodes(self, epoch: int, number: int) -> int:
-        """Count the nodes of the graph that are trained on."""
+        """Count the training nodes of the graph."""
         return self._num_train
 
     def num_edges(self, epoch: int, number: int) -> int:
         """Count the edges of the graph."""
         return self._whole.adjacency.num_edges
-
-    def describe(self) -> str:
-        """Say nothing."""
-        return ""
 
     def as_table(self) -> dict[str, object]:
         """Return that all edges are kept."""
