@@ -12,13 +12,9 @@ from vigpipe.parallel.switch import cut
 class Chunks:
     """The nodes in chunks, each of which has some rows of every rank.
 
-    Args:
-        num_chunks: how many.
-        of_ranks: which nodes are whose.
-
     Attributes:
-        of_ranks: which nodes are whose.
-        rows: of each chunk, which nodes of it are whose.
+        of_ranks: the nodes of each rank.
+        rows: for each chunk, the nodes of it that each rank has.
     """
 
     def __init__(self, num_chunks: int, of_ranks: Sequence[slice]) -> None:
@@ -33,12 +29,12 @@ class Chunks:
         return self.of_ranks[-1].stop
 
     def local(self, of_chunk: Sequence[slice], rank: int) -> slice:
-        """Return where a rank's nodes of a chunk are among all that it has."""
+        """Return where a rank's nodes of a chunk are among all nodes of the rank."""
         first = self.of_ranks[rank].start
         return slice(of_chunk[rank].start - first, of_chunk[rank].stop - first)
 
     def last_needed(self, adjacency: Adjacency) -> list[int]:
-        """Return which chunk is the last one that has edges into each chunk; -1 if none has."""
+        """Return, for each chunk, the last chunk that has edges into it; -1 if none has."""
         if adjacency not in self._last:
             indptr, chunk_of = adjacency.indptr, torch.empty_like(adjacency.indptr[1:])
             for number, of_chunk in enumerate(self.rows):

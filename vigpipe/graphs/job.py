@@ -22,7 +22,7 @@ from vigpipe.graphs.items import fill, num_nodes, per_step, steps_per_epoch
 from vigpipe.graphs.loss import NodeLoss
 from vigpipe.graphs.merged import MergedGraphModel
 from vigpipe.graphs.partitions.partition import Partition
-from vigpipe.graphs.pool.share import AloneWithPool
+from vigpipe.graphs.pool.unsharded import UnshardedWithPool
 from vigpipe.graphs.prepared.graph import PreparedGraph
 from vigpipe.graphs.repartition import Repartition
 from vigpipe.graphs.samplers.make import make_rank_parts, make_sampler
@@ -30,7 +30,7 @@ from vigpipe.graphs.samplers.parts import Parts
 from vigpipe.graphs.samplers.sampler import Sampler
 from vigpipe.graphs.score import NodeTally
 from vigpipe.graphs.sources import open_graph
-from vigpipe.graphs.split.share import Alone, ByParts, ByRows, Sharing
+from vigpipe.graphs.split.sharding import ShardedByParts, ShardedByRows, Sharding, Unsharded
 from vigpipe.job.fill import Fill
 from vigpipe.job.job import TrialStep
 from vigpipe.job.rows import partial_batch
@@ -315,23 +315,23 @@ class GraphJob:
             has_first=has_first,
             has_last=has_last,
             repartition=repartition,
-            sharing=None if shards is None else self._sharing(shards, device),
+            sharding=None if shards is None else self._sharding(shards, device),
         )
 
     def share_models(self, models: Sequence[StagedModel], shards: Shards) -> None:
         """Do nothing: the edges of a batch say which nodes are the rank's."""
 
-    def _sharing(self, shards: Shards, device: torch.device) -> Sharing:
+    def _sharding(self, shards: Shards, device: torch.device) -> Sharding:
         """Return how ranks share the sub-graphs of their replica."""
         config, fused = self.config, self.config.impl == "fused"
         if shards.size == 1:
             number = config.sparse_threads
-            return AloneWithPool(number, fused=fused) if number else Alone()
+            return UnshardedWithPool(number, fused=fused) if number else Unsharded()
         if self._has_halos:
             owners, kind = self.shares.parts, parse_halo(config.halo)
-            return ByParts(shards, owners, kind, config.seed, fused=fused)
+            return ShardedByParts(shards, owners, kind, config.seed, fused=fused)
         travels = config.adjacency == "split"
-        return ByRows(shards, chunks=config.chunks, travels=travels, fused=fused)
+        return ShardedByRows(shards, chunks=config.chunks, travels=travels, fused=fused)
 
     def merged(
         self, stages: Sequence[StagedModel], share: WideShare, pipeline: Pipeline

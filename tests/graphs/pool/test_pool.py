@@ -23,11 +23,10 @@ from vigpipe.errors import InputError
 from vigpipe.graphs.chunks import Chunks
 from vigpipe.graphs.features import for_model
 from vigpipe.graphs.feed import GraphFeed
-from vigpipe.graphs.pool import chunks as of_pool
-from vigpipe.graphs.pool import sums
+from vigpipe.graphs.pool import sums, unsharded
 from vigpipe.graphs.pool.edges import PooledEdges
 from vigpipe.graphs.pool.pool import Pool
-from vigpipe.graphs.pool.share import AloneWithPool
+from vigpipe.graphs.pool.unsharded import UnshardedWithPool
 from vigpipe.model.gnn.create import create_graph_model
 from vigpipe.model.gnn.edges import Edges
 from vigpipe.ops.adjacency import Adjacency
@@ -161,7 +160,7 @@ CONFIGS = {
 @pytest.fixture
 def few_rows(monkeypatch):
     """Let graphs of a test have several chunks."""
-    monkeypatch.setattr(of_pool, "LEAST_ROWS", 20)
+    monkeypatch.setattr(unsharded, "LEAST_ROWS", 20)
 
 
 @pytest.mark.parametrize("is_on_host", [True, False])
@@ -224,9 +223,9 @@ def test_the_pool_ends_with_the_feed():
     state = make_rank_state(prepare(BASE, torch.float64), 0, CPU)
     trace(state, 1)
     assert isinstance(state.feed, GraphFeed)
-    sharing, threads = state.feed._sharing, []
-    assert isinstance(sharing, AloneWithPool)
-    sharing._pool.start(lambda: threads.append(threading.current_thread())).result()
+    sharding, threads = state.feed._sharding, []
+    assert isinstance(sharding, UnshardedWithPool)
+    sharding._pool.start(lambda: threads.append(threading.current_thread())).result()
     state.feed.close()
     assert not threads[0].is_alive()
 

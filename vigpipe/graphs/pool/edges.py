@@ -19,9 +19,9 @@ class PooledEdges(Edges):
     """The edges between nodes of which one rank has all; see `vigpipe.model.gnn.edges.Edges`.
 
     Args:
-        adjacency: the graph, any node of which may be a target.
+        adjacency: the graph, on the host.
         pool: the threads that sum.
-        chunks: of the nodes, which are summed one by one.
+        chunks: the chunks of the nodes, which are summed one by one.
         fused: use the fused kernels where there are any.
     """
 
@@ -68,7 +68,7 @@ class PooledEdges(Edges):
         beside: tuple[Features, Tensor] | None = None,
     ) -> Tensor:
         """Sum chunks of products while others are multiplied; see `Edges.product_then_sums`."""
-        if not isinstance(x, Tensor):  # what is sparse is multiplied at once
+        if not isinstance(x, Tensor):  # sparse rows are multiplied at once
             return super().product_then_sums(x, weight, kind, added, itself=itself, beside=beside)
         dense, sums = _dense(beside), self._sums(kind)
         y, products = product_then_sums(x.contiguous(), weight, added, dense, sums)
@@ -85,7 +85,7 @@ class PooledEdges(Edges):
 
 
 def _dense(beside: tuple[Features, Tensor] | None) -> tuple[Tensor, Tensor] | None:
-    """Return what a product is of, unless it is of sparse rows."""
+    """Return the factors of a product, unless it is one of sparse rows."""
     if beside is None or not isinstance(beside[0], Tensor):
         return None
     return beside[0].contiguous(), beside[1]

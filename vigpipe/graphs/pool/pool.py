@@ -7,14 +7,11 @@ import torch
 
 
 class Pool:
-    """Threads that sum, besides those of the rank.
+    """Threads that sum, besides those of the rank; a kernel in the pool uses `num_threads`.
 
     One Python thread takes the tasks in the order in which they come. The kernels release the
     interpreter, so the thread that gives the tasks goes on meanwhile. What a task raises is raised
     where its result is asked for.
-
-    Args:
-        num_threads: threads that a kernel uses in the pool.
     """
 
     def __init__(self, num_threads: int) -> None:
@@ -22,12 +19,13 @@ class Pool:
         self._executor = ThreadPoolExecutor(1, "sums", self._begin)
         of_rank = torch.get_num_threads()
         self._executor.submit(torch.get_num_threads).result()
-        # The number holds for the thread that sets it, and for those that begin later.
+        # torch sets the number for the calling thread and for threads that begin later: wait for
+        # the pool's to begin, then set that of the rank again.
         torch.set_num_threads(of_rank)
 
     def _begin(self) -> None:
         torch.set_num_threads(self._num_threads)
-        torch.set_grad_enabled(False)  # tasks fill tensors, for functions with their own backward
+        torch.set_grad_enabled(False)  # tasks fill tensors of functions with their own backward
 
     def start(self, task: Callable[[], None]) -> "Future[None]":
         """Begin a task as soon as those before it are done."""

@@ -24,13 +24,7 @@ from vigpipe.graphs.pool.sums import PooledSums
 
 
 def pooled_sums(x: Tensor, added: Tensor | None, sums: PooledSums) -> Tensor:
-    """Sum what the edges bring, and wait: (n, C) -> (n, C).
-
-    Args:
-        x: (n, C).
-        added: (n, C), or (C,) for all nodes, that is added to the sums; None for nothing.
-        sums: what is summed.
-    """
+    """Sum what the edges bring, add (n, C) or (C,), and wait: (n, C) -> (n, C)."""
     return _Sums.apply(x, added, sums)  # pyright: ignore[reportReturnType]
 
 
@@ -44,13 +38,8 @@ def sums_then_product(
 ) -> Tensor:
     """Compute (S x + added) weight^T + bias, and add another product: (n, C) -> (n, C').
 
-    Args:
-        x: (n, C).
-        added: (n, C), or None for nothing.
-        weight: (C', C).
-        bias: (C',), or None for nothing.
-        beside: rows, (n, D), and weights, (C', D), whose product is added; None for nothing.
-        sums: S.
+    The weight is (C', C), `added` (n, C), the bias (C',). `beside` are rows, (n, D), and weights,
+    (C', D), whose product is added.
     """
     own, own_weight = beside or (None, None)
     y = _SumsThenProduct.apply(x, added, weight, bias, own, own_weight, sums)
@@ -66,12 +55,8 @@ def product_then_sums(
 ) -> tuple[Tensor, Tensor]:
     """Compute S (x weight^T) + added, and add another product: (n, C) -> (n, C').
 
-    Args:
-        x: (n, C).
-        weight: (C', C).
-        added: (n, C'), or (C',) for all nodes, that is added to the sums; None for nothing.
-        beside: rows, (n, D), and weights, (C', D), whose product is added; None for nothing.
-        sums: S.
+    The weight is (C', C), `added` (n, C'), or (C',) for all nodes. `beside` are rows, (n, D), and
+    weights, (C', D), whose product is added.
 
     Returns:
         The result, and what was summed, x weight^T: (n, C') each.
@@ -90,7 +75,7 @@ class _Sums(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
         needs_x, needs_added, _ = ctx.needs_input_grad
-        d_x = _sum(grad.contiguous(), None, ctx.sums.turned()) if needs_x else None
+        d_x = _sum(grad.contiguous(), None, ctx.sums.transpose()) if needs_x else None
         return d_x, _of_added(grad, ctx.added_dim) if needs_added else None, None
 
 
@@ -121,7 +106,7 @@ class _SumsThenProduct(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
-        (z, weight, own, own_weight), sums = ctx.saved_tensors, ctx.sums.turned()
+        (z, weight, own, own_weight), sums = ctx.saved_tensors, ctx.sums.transpose()
         needs_x, needs_added, needs_weight, needs_bias, *needs_beside, _ = ctx.needs_input_grad
         d_z = d_x = summing = None
         if needs_x or needs_added:
@@ -173,9 +158,9 @@ class _ProductThenSums(Function):
         grad: Tensor | None,
         of_products: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
-        (x, weight, own, own_weight), sums = ctx.saved_tensors, ctx.sums.turned()
+        (x, weight, own, own_weight), sums = ctx.saved_tensors, ctx.sums.transpose()
         needs_x, needs_weight, needs_added, *needs_beside, _ = ctx.needs_input_grad
-        # There is none if nothing follows from the sums.
+        # There is no gradient if nothing was computed from the sums.
         d_y = x.new_zeros(len(x), len(weight)) if grad is None else grad.contiguous()
         d_products, d_x = torch.empty_like(d_y), torch.empty_like(x) if needs_x else None
         summing = sums.begin(d_y, d_products, of_products)
@@ -191,7 +176,7 @@ class _ProductThenSums(Function):
 
 
 def _multiply(x: Tensor, weight: Tensor, added: Tensor | None, out: Tensor) -> None:
-    """Write x weight + added, (c, C'), to out, which may be what is added."""
+    """Write x weight + added, (c, C'), to out, which may be `added` itself."""
     if added is None:
         torch.mm(x, weight, out=out)
     else:
@@ -201,7 +186,7 @@ def _multiply(x: Tensor, weight: Tensor, added: Tensor | None, out: Tensor) -> N
 def _beside_backward(
     grad: Tensor, own: Tensor | None, own_weight: Tensor | None, needs: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of the factors of a product that was added, as far as it needs any."""
+    """Return the gradients of the factors of a product that was added, if they need any."""
     needs_own, needs_weight = needs
     d_own = grad @ own_weight if needs_own and own_weight is not None else None
     d_weight = grad.T @ own if needs_weight and own is not None else None

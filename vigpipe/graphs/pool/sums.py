@@ -9,22 +9,15 @@ import torch
 from torch import Tensor
 
 from vigpipe.graphs.chunks import Chunks
-from vigpipe.graphs.pool.chunks import turns
 from vigpipe.graphs.pool.pool import Pool
 from vigpipe.ops.adjacency import Adjacency, Kind
 from vigpipe.ops.sparse import write_sums
 
 
 class PooledSums(NamedTuple):
-    """Sums over the edges between n nodes, which a pool makes.
+    """Sums over the edges of a graph on the host, which a pool makes in chunks of nodes.
 
-    Attributes:
-        pool: its threads.
-        chunks: of the nodes, of which one rank has all.
-        adjacency: the graph, on the host.
-        kind: which weights; see `Adjacency.weights`.
-        fused: use the fused kernels where there are any.
-        transposed: whether the edges are turned round.
+    One rank has all nodes of the chunks. `kind` names the weights of `Adjacency.weights`.
     """
 
     pool: Pool
@@ -34,8 +27,8 @@ class PooledSums(NamedTuple):
     fused: bool
     transposed: bool = False
 
-    def turned(self) -> "PooledSums":
-        """Return the sums over the edges turned round."""
+    def transpose(self) -> "PooledSums":
+        """Return the sums over the reversed edges."""
         return self._replace(transposed=not self.transposed)
 
     @property
@@ -43,36 +36,36 @@ class PooledSums(NamedTuple):
         """Nodes of each chunk."""
         return [rows for (rows,) in self.chunks.rows]
 
-    def turns(self) -> list[list[int]]:
-        """Return which chunks can be summed when; see `vigpipe.graphs.pool.chunks.turns`."""
-        return turns(self.chunks, self.adjacency.transposed if self.transposed else self.adjacency)
+    def ready(self) -> list[list[int]]:
+        """Return which chunks can be summed as soon as chunk 0, 1, ... of the sources is there.
+
+        A chunk waits for the last one that it has edges from, or for the first if it has none.
+        """
+        graph = self.adjacency.transposed if self.transposed else self.adjacency
+        ready: list[list[int]] = [[] for _ in self.rows]
+        for number, last in enumerate(self.chunks.last_needed(graph)):
+            ready[max(0, last)].append(number)
+        return ready
 
     def begin(self, x: Tensor, out: Tensor, added: Tensor | None = None) -> "Summing":
         """Begin a sum whose rows come in chunks.
 
         Args:
             x: (n, C), to be filled chunk by chunk, on the rank's device.
-            out: (n, C), where the sums go.
+            out: (n, C), for the sums.
             added: (n, C), or (C,) for all nodes, that is added to the sums; None for nothing.
         """
         return (Summing if is_on_host(x) else SummingFromDevice)(self, x, out, added)
 
     def write(self, x: Tensor, rows: slice, out: Tensor, added: Tensor | None) -> None:
-        """Sum a chunk, on the thread that calls, of rows on the host; see `begin`."""
+        """Sum a chunk on the calling thread; all tensors are on the host. See `begin`."""
         part = added if added is None or added.dim() == 1 else added[rows]
-        ways = {"transposed": self.transposed, "fused": self.fused}
-        write_sums(self.adjacency, x, self.kind, rows, out[rows], part, **ways)
+        options = {"transposed": self.transposed, "fused": self.fused}
+        write_sums(self.adjacency, x, self.kind, rows, out[rows], part, **options)
 
 
 class Summing:
-    """A sum in progress.
-
-    Args:
-        sums: what is summed.
-        x: see `PooledSums.begin`, as for the rest.
-        out: see there.
-        added: see there.
-    """
+    """A sum in progress; see `PooledSums.begin`."""
 
     def __init__(self, sums: PooledSums, x: Tensor, out: Tensor, added: Tensor | None) -> None:
         self._sums, self._rows = sums, sums.rows
@@ -80,8 +73,8 @@ class Summing:
         self._tasks: dict[int, Future[None]] = {}
 
     def give(self, number: int) -> None:
-        """Let the pool sum what it can, now that a chunk of x is there, and all before it."""
-        for ready in self._sums.turns()[number]:
+        """Let the pool sum what it can, now that a chunk of x and all before it are there."""
+        for ready in self._sums.ready()[number]:
             self._start(ready)
 
     def give_all(self) -> None:
@@ -118,7 +111,7 @@ class SummingFromDevice(Summing):
         self._wait = _mark(x.device)
 
     def give(self, number: int) -> None:
-        """Copy a chunk of x, and let the pool sum what it then can."""
+        """Copy a chunk of x, and let the pool sum what it can then."""
         self._send(number)
         super().give(number)
 
@@ -129,7 +122,7 @@ class SummingFromDevice(Summing):
         super().give_all()
 
     def take(self, number: int) -> None:
-        """Wait until a chunk is summed; the GPU then copies it before whatever it gets to do."""
+        """Wait until a chunk is summed; the GPU copies it before it begins any later work."""
         super().take(number)
         rows, (_, out) = self._rows[number], self._of_device
         out[rows].copy_(self._out[rows], non_blocking=True)
@@ -161,8 +154,8 @@ def _on_host(like: Tensor) -> Tensor:
 
 
 def _mark(device: torch.device) -> Callable[[], None]:
-    """Return what waits until a device has done all that it has been given so far."""
-    if device.type == "cpu":  # it does everything at once
+    """Return a function that waits until a device has done all that it has been given so far."""
+    if device.type == "cpu":  # a CPU has done it when the call returns
         return lambda: None
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(device))

@@ -4,9 +4,8 @@
     part of rank 1         c -> d e   d e   | c      rows that rank 1 sums over
 
 A layer computes the rows of its own nodes. Before it sums over edges, each rank sends the rows of
-its nodes on the boundary to those whose nodes they have edges to; the gradients of these rows come
-back and are added. So what travels follows from the edges between the parts, one row for each node
-and each part that it has neighbours in.
+its boundary nodes to the ranks that have their neighbours; the gradients of these rows come back
+and are added. A node's row travels once to each part that it has an edge into.
 """
 
 from dataclasses import dataclass, replace
@@ -33,8 +32,8 @@ class Boundary:
     Attributes:
         owners: (b,) int64, the part of each row.
         to: (b,) int64, the part that it goes to.
-        halo: (h,) int64, which of them are the halo of this rank, in the order of its rows.
-        given: for each part, which of them this rank gives to it, in the order of its halo.
+        halo: (h,) int64, which of the b rows are the halo of this rank, in the halo's order.
+        given: for each part, which of the b rows this rank gives to it, in the order of its halo.
     """
 
     owners: np.ndarray
@@ -43,7 +42,7 @@ class Boundary:
     given: tuple[np.ndarray, ...]
 
     def counts(self, kept: np.ndarray | None = None) -> np.ndarray:
-        """Return how many rows of a part go to another, (m, m) int64, of all or of some."""
+        """Return how many rows go from each part to each, (m, m) int64, of all or the kept rows."""
         rows = slice(None) if kept is None else kept
         counts = np.zeros((len(self.given),) * 2, dtype=np.int64)
         np.add.at(counts, (self.owners[rows], self.to[rows]), 1)
@@ -80,8 +79,8 @@ class Halo:
         """Return how many rows a part sums over: its own, and those of its halo."""
         return self.sizes[part] + int(self.counts[:, part].sum())
 
-    def place(self, of: int, to: int) -> slice:
-        """Return where the rows of a part are among those that another sums over."""
+    def rows_from(self, of: int, to: int) -> slice:
+        """Return where the rows of one part are among those that another sums over."""
         if of == to:
             return slice(0, self.sizes[to])
         first = self.sizes[to] + int(self.counts[:of, to].sum())
@@ -92,11 +91,7 @@ class Halo:
 
         Wan, Li, Li, Kim, Lin 2022 (arXiv:2203.10983). What is left of these edges counts 1 / rate
         times in sums and means, so that their expected values stay; a maximum and attention take
-        what is left as if it were all. All ranks draw the same.
-
-        Args:
-            rate: p, above 0.
-            draws: the same on all ranks.
+        what is left as if it were all. The rate is above 0, and `draws` the same on all ranks.
         """
         boundary, edges, num_own = self.boundary, self.edges, len(self.nodes)
         is_kept = draws.random(len(boundary.to)) < rate
@@ -118,7 +113,7 @@ class Halo:
 
 
 def make_halo(adjacency: Adjacency, parts: np.ndarray, place: int) -> Halo:
-    """Find what a rank has of a graph in parts.
+    """Find what the rank of a part has of the whole graph.
 
     Args:
         adjacency: the whole graph of n nodes, on the host.
@@ -164,8 +159,8 @@ class HaloEdges(SharedEdges):
         shards: the ranks.
         features: rows that are the same in every call, so that their halo is fetched only once;
             None for none.
-        stale: keeps the halos of the last step, which training then takes; None for those of the
-            same step.
+        stale: keeps the halos of the last step, which training then takes; None to take those of
+            the same step.
         fused: use the fused kernels where there are any.
     """
 
@@ -180,7 +175,8 @@ class HaloEdges(SharedEdges):
     ) -> None:
         super().__init__(halo.edges, shards, len(halo.nodes), features, fused=fused)
         self.halo, self.stale = halo, stale
-        self._last: tuple[Tensor, Tensor] | None = None  # rows, and these with their halo
+        # Rows, and these with their halo: attention scores them, then sums the same ones.
+        self._last: tuple[Tensor, Tensor] | None = None
 
     def sums(self, x: Tensor, kind: Kind, added: Tensor | None = None) -> Tensor:
         """Sum what the edges bring, from the halo too; see `Edges.sums`."""
@@ -235,7 +231,9 @@ class _WithHalo(Function):
 
         fill = copies_of(lambda to: x if to == shards.place else x[halo.given[to]])
         shapes = [(halo.length(part), x.shape[1]) for part in range(shards.size)]
-        return shards.exchange(Gifts(fill, shapes, lambda of, to: (halo.place(of, to),), x), HALOS)
+        return shards.exchange(
+            Gifts(fill, shapes, lambda of, to: (halo.rows_from(of, to),), x), HALOS
+        )
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -244,7 +242,7 @@ class _WithHalo(Function):
 
 
 class _WithStaleHalo(Function):
-    """The same with the halo of the last step, and the gradients that came back in that."""
+    """Takes the halo of the last step, and the gradients that came back in it."""
 
     @staticmethod
     def forward(
@@ -257,7 +255,7 @@ class _WithStaleHalo(Function):
     ) -> Tensor:
         ctx.halo, ctx.shards, ctx.stale, ctx.slot = halo, shards, stale, slot
         place, counts = shards.place, halo.counts
-        firsts = np.cumsum(counts, axis=0) - counts  # where each part's are in the halo of another
+        firsts = np.cumsum(counts, axis=0) - counts  # where each part's rows begin in each halo
 
         begun = shards.begin(
             Gifts(
@@ -282,9 +280,9 @@ class _WithStaleHalo(Function):
 def _given_back(grad: Tensor, halo: Halo, place: int) -> Gifts:
     """Return how the gradients of a halo go back."""
     counts, parts = halo.counts, range(len(halo.sizes))
-    firsts = np.cumsum(counts, axis=1) - counts  # where each part's are among what a rank gets back
+    firsts = np.cumsum(counts, axis=1) - counts  # where each part's begin in what a rank gets back
 
-    fill = copies_of(lambda to: grad[:0] if to == place else grad[halo.place(to, place)])
+    fill = copies_of(lambda to: grad[:0] if to == place else grad[halo.rows_from(to, place)])
 
     def index(of: int, to: int) -> tuple[slice]:
         return (slice(int(firsts[to, of]), int(firsts[to, of] + counts[to, of])),)
@@ -294,7 +292,7 @@ def _given_back(grad: Tensor, halo: Halo, place: int) -> Gifts:
 
 
 def _added_up(grad: Tensor, back: Tensor, halo: Halo, place: int) -> Tensor:
-    """Add what has come back of the rows of this rank to their own gradients: (n_k, C)."""
+    """Add the gradients that came back to those of the rank's own rows: (n_k, C)."""
     d_x = grad[: halo.sizes[place]].clone()
     by_part = back.split(halo.counts[place].tolist())
     for rows, part in zip(halo.given, by_part, strict=True):
@@ -305,16 +303,10 @@ def _added_up(grad: Tensor, back: Tensor, halo: Halo, place: int) -> Tensor:
 def work_of_parts(
     targets: np.ndarray, sources: np.ndarray, parts: np.ndarray, num_parts: int
 ) -> np.ndarray:
-    """Count what the rank of each part sums.
+    """Count the rows of each part, those with its halo, and the edges into its nodes.
 
-    Args:
-        targets: (e,) the node that each edge ends in.
-        sources: (e,) the node that it comes from.
-        parts: (n,) int64, the part of each node.
-        num_parts: m.
-
-    Returns:
-        (m, 3) int64: its own rows, those with its halo, and the edges into its own.
+    Takes the nodes that each edge ends in and comes from, (e,), and the part of each node, (n,)
+    int64; returns (m, 3) int64.
     """
     num_nodes = len(parts)
     crosses = parts[sources] != parts[targets]

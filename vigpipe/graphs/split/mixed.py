@@ -22,11 +22,11 @@ from vigpipe.parallel.switch import SCORES, all_rows, to_columns, to_rows, total
 class MixedEdges(SharedEdges):
     """The edges between nodes of which a rank has the rows, or some columns of all.
 
-    Rows are those of this rank's nodes, `shards.own(n)`; columns of all nodes are between methods
-    only, except for what has few numbers: weights of edges, (e, H), are the same on all ranks.
+    Every method takes and returns rows of this rank's nodes, `shards.own(n)`, except for weights of
+    edges, (e, H), which are the same on all ranks.
 
     Args:
-        adjacency: the whole graph, which edges may end anywhere in.
+        adjacency: the whole graph.
         shards: the ranks.
         features: rows that are the same in every call, and whose columns are therefore kept; None
             for none.
@@ -45,11 +45,12 @@ class MixedEdges(SharedEdges):
     ) -> None:
         self._num_nodes = num_nodes = adjacency.num_targets
         super().__init__(adjacency, shards, shards.count(num_nodes), features, fused=fused)
-        # What can be written where it is wanted does not leave later.
+        # Ranks that write into each other's memory have nothing to send in chunks.
         in_chunks = chunks > 1 and not shards.can_write
         self._chunks = Chunks(chunks, shards.slices(num_nodes)) if in_chunks else None
         self.overlaps = shards.can_write
-        self._last: tuple[Tensor, Tensor] | None = None  # rows, and the columns they were sent as
+        # Rows, and the columns that they were sent as: attention scores them, then sums the same.
+        self._last: tuple[Tensor, Tensor] | None = None
 
     def sums(self, x: Tensor, kind: Kind, added: Tensor | None = None) -> Tensor:
         """Sum what the edges bring, a rank's columns at a time; see `Edges.sums`."""
@@ -79,7 +80,7 @@ class MixedEdges(SharedEdges):
 
     def maximum(self, x: Tensor) -> Tensor:
         """Take the maximum of what the edges bring, a rank's columns at a time: (n_k, C)."""
-        return self._to_rows(super().maximum(self._to_columns(x)), x.shape[1])
+        return to_rows(super().maximum(self._to_columns(x)), self.shards, x.shape[1])
 
     def pair_keys(self, keys: Tensor) -> Tensor:
         """Make a key of each edge, from the nodes' keys of all ranks: (n_k,) -> (e,) int64."""
@@ -106,7 +107,8 @@ class MixedEdges(SharedEdges):
         self._last = None
         if columns is None or last is not x:
             columns = self._to_columns(x, heads)
-        return self._to_rows(super().attention_sum(shares, columns), x.shape[1], heads)
+        sums = super().attention_sum(shares, columns)
+        return to_rows(sums, self.shards, x.shape[1], heads)
 
     def _to_columns(self, x: Tensor, heads: int = 1) -> Tensor:
         is_kept = self._is_features(x)
@@ -116,6 +118,3 @@ class MixedEdges(SharedEdges):
         if is_kept:
             self._kept["columns"] = columns
         return columns
-
-    def _to_rows(self, x: Tensor, num_channels: int, heads: int = 1) -> Tensor:
-        return to_rows(x, self.shards, num_channels, heads)

@@ -1,4 +1,4 @@
-"""What all ways to share a graph have in common."""
+"""What the edges of a graph have in common, however ranks share it."""
 
 from copy import copy
 from typing import Self
@@ -21,8 +21,8 @@ class SharedEdges(Edges):
         adjacency: the edges that this rank computes with.
         shards: the ranks.
         num_rows: number of nodes that this rank has.
-        features: rows that are the same in every call, so that what others have of them need be
-            asked for only once; None for none.
+        features: rows that are the same in every call, so that other ranks' rows of them need be
+            fetched only once; None for none.
         fused: use the fused kernels where there are any.
     """
 
@@ -37,7 +37,7 @@ class SharedEdges(Edges):
     ) -> None:
         super().__init__(adjacency, fused=fused)
         self.shards, self._num_rows, self._features = shards, num_rows, features
-        self._kept: dict[str, Tensor] = {}  # also of the same edges with loops
+        self._kept: dict[str, Tensor] = {}  # shared with the same edges with loops
 
     @property
     def num_sources(self) -> int:
@@ -50,7 +50,7 @@ class SharedEdges(Edges):
         return self._num_rows
 
     def with_loops(self) -> Self:
-        """Return the edges with a self-loop at every node; what is kept is kept for both."""
+        """Return the edges with a self-loop at every node; both use the same kept rows."""
         looped = copy(self)
         looped.adjacency = self.adjacency.with_loops()
         return looped
@@ -60,7 +60,7 @@ class SharedEdges(Edges):
         return x
 
     def own_and_mean(self, both: Tensor) -> Tensor:
-        """Add what a node has for itself, which does not travel; see `Edges.own_and_mean`."""
+        """Add the second half of the channels, which does not travel; see `Edges`."""
         sent, kept = both.chunk(2, dim=1)
         return self.sums(sent, "mean", kept)
 
@@ -71,7 +71,7 @@ class SharedEdges(Edges):
         return norm(x)
 
     def _is_features(self, x: Tensor) -> bool:
-        """Whether these are the rows that are the same in every call, perhaps in another view."""
+        """Whether x is the rows that are the same in every call, or another view of them."""
         kept = self._features
         if kept is None or x.requires_grad or x.dtype != kept.dtype:
             return False

@@ -12,8 +12,8 @@ class StaleHalos:
     """What has been sent to a rank in the last step, or is still on its way.
 
     Wan, Li, Wolfe, Kyrillidis, Kim, Lin 2022, "PipeGCN" (arXiv:2203.10428), without its smoothing:
-    features and gradients that cross a boundary are one step old. Those of the first step are its
-    own. A slot is one place in a step where something crosses.
+    features and gradients that cross a boundary are one step old; the first step takes its own.
+    A slot is one of the exchanges of a step.
     """
 
     def __init__(self) -> None:
@@ -21,21 +21,16 @@ class StaleHalos:
         self._next = 0
 
     def begin_step(self) -> None:
-        """Count the places in a step anew."""
+        """Number the exchanges from 0 again."""
         self._next = 0
 
     def slot(self) -> int:
-        """Return the number of the next place in a step."""
+        """Return the number of the next exchange of the step."""
         self._next += 1
         return self._next - 1
 
     def last(self, slot: Slot, begun: Callable[[], Tensor]) -> Tensor:
-        """Return what came in the last step, and remember what comes in this one.
-
-        Args:
-            slot: where in the step.
-            begun: waits for what is sent in this step, and returns it.
-        """
+        """Return what came in the last step, and remember what `begun` waits for in this one."""
         before = self._coming.get(slot)
         if before is None:
             rows = begun()

@@ -23,7 +23,8 @@ from vigpipe.ops.sparse import write_sums
 from vigpipe.parallel.shards import Gifts, Shards, copies_of
 from vigpipe.parallel.switch import SWITCHES, cut, length_of
 
-MOST_PIECES, LEAST_COLUMNS = 2, 64  # that a rank cuts its columns into; of a piece
+MOST_PIECES = 2  # into which a rank cuts its columns
+LEAST_COLUMNS = 64  # of a piece; narrower ones would cost more than they save
 _EVERY = slice(None)
 
 
@@ -35,8 +36,8 @@ class Sums(Protocol):
         """Number n of nodes."""
         ...
 
-    def turned(self) -> "Sums":
-        """Return the sums over the edges turned round, as the backward takes them."""
+    def transpose(self) -> "Sums":
+        """Return the sums over the reversed edges, as the backward takes them."""
         ...
 
     def write(
@@ -48,20 +49,13 @@ class Sums(Protocol):
             x: (n, c).
             rows: which sums, in pieces.
             out: where each piece is to be, (number of rows, c); the rows may be apart.
-            added: (c,), that is added to each sum; None for nothing.
+            added: (c,), what is added to each sum; None for nothing.
         """
         ...
 
 
 class WholeSums(NamedTuple):
-    """Sums on a rank that has all edges.
-
-    Attributes:
-        adjacency: the graph.
-        kind: which weights; see `Adjacency.weights`.
-        fused: use the fused kernels where there are any.
-        transposed: whether the edges are turned round.
-    """
+    """Sums on a rank that has all edges, with the weights `kind` of `Adjacency.weights`."""
 
     adjacency: Adjacency
     kind: Kind
@@ -73,17 +67,17 @@ class WholeSums(NamedTuple):
         """Number n of nodes."""
         return self.adjacency.num_targets
 
-    def turned(self) -> "WholeSums":
-        """Return the sums over the edges turned round."""
+    def transpose(self) -> "WholeSums":
+        """Return the sums over the reversed edges."""
         return self._replace(transposed=not self.transposed)
 
     def write(
         self, x: Tensor, rows: Sequence[slice], out: Sequence[Tensor], added: Tensor | None
     ) -> None:
         """Write sums to where they are wanted; see `Sums.write`."""
-        ways = {"transposed": self.transposed, "fused": self.fused}
-        for some, of_some in zip(rows, out, strict=True):
-            write_sums(self.adjacency, x, self.kind, some, of_some, added, **ways)
+        options = {"transposed": self.transposed, "fused": self.fused}
+        for piece, of_piece in zip(rows, out, strict=True):
+            write_sums(self.adjacency, x, self.kind, piece, of_piece, added, **options)
 
 
 def switched_sums(
@@ -96,16 +90,16 @@ def switched_sums(
 ) -> Tensor:
     """Switch to columns, sum what the edges bring, and switch back: (n_k, C) -> (n_k, C).
 
-    Of the columns, some are there at a time.
+    Not all of the columns are in memory at once.
 
     Args:
-        x: the rank's rows; only shape, type and gradient of them count if columns are known.
+        x: the rank's rows; if columns are known, only the shape, type and gradient of x count.
         columns: the rank's columns of all rows, if they are known.
         added: (n_k, C), or (C,) for all nodes, that is added to the sums; None for nothing.
         sums: what is summed.
         shards: the ranks.
         chunks: of nodes, that leave as they are summed; None where all leave at once. With chunks,
-            `sums` are `WholeSums`.
+            `sums` must be `WholeSums`.
     """
     y = _SwitchedSums.apply(x, columns, added, sums, shards, chunks)
     return y  # pyright: ignore[reportReturnType]
@@ -116,15 +110,11 @@ def product_columns(
 ) -> tuple[Tensor, Tensor]:
     """Multiply, and write products to where they are summed: (n_k, C) -> (n_k, C'), (n, C'_k).
 
-    Args:
-        x: the rank's rows.
-        weight: (C', C).
-        num_nodes: n, of all ranks.
-        shards: the ranks.
+    The rank's rows x are multiplied by weight^T, (C, C'); there are n nodes on all ranks.
 
     Returns:
-        What stands for the rank's rows of x weight^T, and takes their gradient, but has no numbers;
-        and the rank's columns of all rows. `switched_sums` takes both.
+        A tensor without numbers that stands for the rank's rows of the products, and takes their
+        gradient; and the rank's columns of all rows. `switched_sums` takes both.
     """
     both = _ProductColumns.apply(x, weight, num_nodes, shards)
     return both  # pyright: ignore[reportReturnType]
@@ -181,7 +171,7 @@ class _SwitchedSums(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
         d_x = d_added = None
         if ctx.needs_input_grad[0]:
-            rest = ctx.sums.turned(), ctx.shards, ctx.chunks
+            rest = ctx.sums.transpose(), ctx.shards, ctx.chunks
             d_x = _sum_by_columns(grad, None, None, *rest)
         if ctx.needs_input_grad[2]:
             dim, dtype = ctx.added
@@ -199,13 +189,7 @@ def _sum_by_columns(
 ) -> Tensor:
     """Let every rank sum its columns, some at a time, into the rows of all: (n_k, C) -> (n_k, C).
 
-    Args:
-        x: the rank's rows.
-        columns: the rank's columns of all rows, if they are known.
-        bias: (C,), that is added to each sum; None for nothing.
-        sums: what is summed.
-        shards: the ranks.
-        chunks: of nodes, that leave as they are summed.
+    Takes what `switched_sums` takes, with a bias, (C,), that is added to each sum.
     """
     num_channels = x.shape[1]
     rows, owned = shards.slices(sums.num_nodes), shards.slices(num_channels)
@@ -221,7 +205,7 @@ def _sum_by_columns(
 
     def fill(blocks: Sequence[Tensor]) -> None:
         for piece in pieces:
-            # Of each rank's columns, the same piece: (n_k, c) go to the rank that sums them.
+            # Every rank sums the same piece of its columns, and so gets (n_k, c) from each rank.
             part = columns
             if part is None:
                 part = _send_pieces(x, [piece(of_rank) for of_rank in owned], rows, shards)
@@ -253,18 +237,8 @@ def _sum_in_chunks(
 ) -> list[Callable[[], Tensor]]:
     """Sum a piece of every rank's columns, in chunks of nodes that leave as they are summed.
 
-    Args:
-        x: as for `_sum_by_columns`, and so are the next five.
-        columns: see there.
-        bias: see there.
-        sums: see there.
-        shards: see there.
-        chunks: see there.
-        piece: chooses the columns of the piece from those of a rank.
-        y: (n_k, C), where the rank's sums arrive.
-
-    Returns:
-        What waits for the sums of each chunk.
+    `piece` chooses the columns of the piece from those of a rank. The sums arrive in y, (n_k, C);
+    each of the returned functions waits for those of a chunk.
     """
     num_channels = x.shape[1]
     owned = shards.slices(num_channels)
@@ -303,7 +277,7 @@ def _send_chunk(
     chunks: Chunks,
     part: Tensor,
 ) -> Callable[[], Tensor]:
-    """Begin to send every rank its columns of this rank's rows of a chunk; they arrive in part."""
+    """Begin to send every rank its columns of this rank's rows of a chunk, to arrive in `part`."""
     some = chunks.local(of_chunk, shards.place)
     gifts = Gifts(
         copies_of(lambda to: x[some, pieces[to]]),
@@ -317,8 +291,7 @@ def _send_chunk(
 def _pieces(owned: Sequence[slice], are_whole: bool) -> list[Callable[[slice], slice]]:
     """Cut the columns of every rank into the same number of pieces.
 
-    Only one of them is in memory as columns of all rows; narrow ones would cost more than they
-    save.
+    Only one piece at a time is in memory as columns of all rows.
     """
     narrowest = min(map(length_of, owned))
     number = 1 if are_whole else max(1, min(MOST_PIECES, narrowest // LEAST_COLUMNS))

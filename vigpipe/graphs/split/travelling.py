@@ -25,38 +25,29 @@ _FITS_INT32 = 1 << 31
 
 
 class Block(Adjacency):
-    """The edges that end in the nodes of one rank, or leave them if they are turned round.
+    """The edges that end in the nodes of one rank, or those that leave them if transposed.
 
     Args:
-        packed: (rows + 1 + e,), where the edges of each row begin, and what they come from.
+        packed: (rows + 1 + e,), where the edges of each row begin, then the sources.
         rows: the nodes.
-        degrees: without edges, but with the degrees of all nodes before edges are turned round.
-        is_turned: whether the edges are turned round.
+        degrees: no edges, but the degrees of all nodes of the graph, which is not transposed.
+        transposed: whether the edges are reversed.
     """
 
-    def __init__(self, packed: Tensor, rows: slice, degrees: Excerpt, is_turned: bool) -> None:
+    def __init__(self, packed: Tensor, rows: slice, degrees: Excerpt, transposed: bool) -> None:
         indptr, indices = packed.long().tensor_split([length_of(rows) + 1])
         self._keep(indptr, indices, degrees.num_targets)
-        self._rows, self._of_nodes, self._is_turned = rows, degrees, is_turned
+        self._rows, self._of_nodes, self._transposed = rows, degrees, transposed
 
     def factors(self, kind: Kind, dtype: torch.dtype, transposed: bool = False) -> Factors:
-        """Return factors of nodes, of the graph that the block is from; see `Adjacency.factors`."""
-        assert not transposed  # a block of the edges turned round is another block
-        _, of_sources, of_targets = self._of_nodes.factors(kind, dtype, self._is_turned)
+        """Return the nodes' factors in the graph of the block; see `Adjacency.factors`."""
+        assert not transposed  # the reversed edges are another block
+        _, of_sources, of_targets = self._of_nodes.factors(kind, dtype, self._transposed)
         return Factors(None, of_sources, None if of_targets is None else of_targets[self._rows])
 
 
 class Blocks:
-    """The edges of a graph in blocks, of which this rank has its own.
-
-    Args:
-        whole: the graph, on the host.
-        shards: the ranks.
-        device: where the block is to be.
-
-    Attributes:
-        num_nodes: n.
-    """
+    """The edges of a graph on the host in blocks, of which this rank keeps its own on a device."""
 
     def __init__(self, whole: Adjacency, shards: Shards, device: torch.device) -> None:
         self.num_nodes, self._shards = whole.num_targets, shards
@@ -64,75 +55,64 @@ class Blocks:
         degrees = whole.in_degrees.to(device)
         nowhere = degrees.new_zeros(self.num_nodes + 1)
         self._degrees = Excerpt(nowhere, nowhere[:0], degrees, degrees)
-        ways = [_packed(whole, self._rows)]
-        ways.append(ways[0] if whole.transposed is whole else _packed(whole.transposed, self._rows))
-        self._sizes = [[len(block) for block in blocks] for blocks in ways]
-        self._own = [blocks[shards.place].to(device) for blocks in ways]
+        blocks = _packed(whole, self._rows)
+        is_symmetric = whole.transposed is whole
+        reverse = blocks if is_symmetric else _packed(whole.transposed, self._rows)
+        self._sizes = [[len(block) for block in of_all] for of_all in (blocks, reverse)]
+        self._own = [of_all[shards.place].to(device) for of_all in (blocks, reverse)]
 
-    def in_turn(self, is_turned: bool) -> Iterator[tuple[int, Block]]:
-        """Yield the rank that a block belongs to, and the block, beginning with the own one.
-
-        Args:
-            is_turned: whether the edges are turned round.
-        """
-        shards, sizes = self._shards, self._sizes[is_turned]
-        packed = self._own[is_turned]
+    def in_turn(self, transposed: bool) -> Iterator[tuple[int, Block]]:
+        """Yield each rank and its block, this rank's first."""
+        shards, sizes = self._shards, self._sizes[transposed]
+        packed = self._own[transposed]
         for distance in range(shards.size):
             owner = (shards.place + distance) % shards.size
             following = None
             if distance + 1 < shards.size:
                 following = self._pass_on(packed, sizes, distance)
-            yield owner, Block(packed, self._rows[owner], self._degrees, is_turned)
+            yield owner, Block(packed, self._rows[owner], self._degrees, transposed)
             if following is not None:
                 packed = following()
 
     def _pass_on(self, packed: Tensor, sizes: Sequence[int], distance: int) -> Callable[[], Tensor]:
-        """Begin to give the block to the rank before, and to get that of the one after."""
+        """Begin to give the block to the rank before this one, and to get the next rank's."""
         shards = self._shards
         before = (shards.place - 1) % shards.size
 
-        def size(rank: int) -> int:
-            """Return the size of what a rank gets."""
+        def size_for(rank: int) -> int:
             return sizes[(rank + 1 + distance) % shards.size]
 
         gifts = Gifts(
             copies_of(lambda to: packed if to == before else packed[:0]),
-            [(size(rank),) for rank in range(shards.size)],
-            lambda of, to: (slice(0, size(to) if (to + 1) % shards.size == of else 0),),
+            [(size_for(rank),) for rank in range(shards.size)],
+            lambda of, to: (slice(0, size_for(to) if (to + 1) % shards.size == of else 0),),
             packed,
         )
-        return shards.begin(gifts, EDGES, packed.new_empty(size(shards.place)))
+        return shards.begin(gifts, EDGES, packed.new_empty(size_for(shards.place)))
 
 
 class TravellingSums(NamedTuple):
-    """Sums over edges whose blocks travel; see `vigpipe.graphs.split.sums.Sums`.
-
-    Attributes:
-        blocks: the edges.
-        kind: which weights; see `Adjacency.weights`.
-        fused: use the fused kernels where there are any.
-        is_turned: whether the edges are turned round.
-    """
+    """Sums over edges whose blocks travel; see `vigpipe.graphs.split.sums.Sums`."""
 
     blocks: Blocks
     kind: Kind
     fused: bool
-    is_turned: bool = False
+    transposed: bool = False
 
     @property
     def num_nodes(self) -> int:
         """Number n of nodes."""
         return self.blocks.num_nodes
 
-    def turned(self) -> "TravellingSums":
-        """Return the sums over the edges turned round."""
-        return self._replace(is_turned=not self.is_turned)
+    def transpose(self) -> "TravellingSums":
+        """Return the sums over the reversed edges."""
+        return self._replace(transposed=not self.transposed)
 
     def write(
         self, x: Tensor, rows: Sequence[slice], out: Sequence[Tensor], added: Tensor | None
     ) -> None:
-        """Write the sums of all nodes; `rows` are those of the ranks. See `Sums.write`."""
-        for owner, block in self.blocks.in_turn(self.is_turned):
+        """Write the sums of all nodes, with the rows of each rank in `rows`; see `Sums.write`."""
+        for owner, block in self.blocks.in_turn(self.transposed):
             every = slice(0, length_of(rows[owner]))
             write_sums(block, x, self.kind, every, out[owner], added, fused=self.fused)
 
@@ -140,7 +120,7 @@ class TravellingSums(NamedTuple):
 class TravellingEdges(MixedEdges):
     """The edges between nodes of which a rank has the rows, or some columns of all.
 
-    Weights of edges that are learned are not for these: all ranks would have those of all edges.
+    Attention is not for these, since every rank would have the weights of all edges.
 
     Args:
         whole: the graph, on the host.
@@ -161,11 +141,11 @@ class TravellingEdges(MixedEdges):
     ) -> None:
         super().__init__(whole, shards, features, fused=fused)
         self._device = device
-        self._made: dict[bool, Blocks] = {}  # without loops, and with them
+        self._made: dict[bool, Blocks] = {}  # without loops (False), and with them (True)
         self._has_loops = False
 
     def with_loops(self) -> Self:
-        """Return the edges with a self-loop at every node; what is kept is kept for both."""
+        """Return the edges with a self-loop at every node; both use the same kept rows."""
         looped = copy(self)
         looped._has_loops = True
         return looped
@@ -181,7 +161,7 @@ class TravellingEdges(MixedEdges):
     @property
     def _blocks(self) -> Blocks:
         if self._has_loops not in self._made:
-            # What follows from the whole graph goes away with this copy of it.
+            # What is computed from the whole graph is freed with this copy of it.
             whole = self.adjacency
             graph = Adjacency.unchecked(whole.indptr, whole.indices, whole.num_sources)
             graph = graph.with_loops() if self._has_loops else graph
@@ -204,7 +184,7 @@ class _Maximum(Function):
         winners = torch.empty(shape, dtype=torch.int32, device=columns.device)
         rows, kernels = shards.slices(blocks.num_nodes), kernels_for(columns, fused)
         y = torch.empty_like(columns)
-        for owner, block in blocks.in_turn(is_turned=False):
+        for owner, block in blocks.in_turn(transposed=False):
             y[rows[owner]], of_block = kernels.maxima(block, of_all, has_backward)
             if has_backward:
                 winners[rows[owner]] = of_block
@@ -226,7 +206,7 @@ class _Maximum(Function):
 
 
 def _packed(graph: Adjacency, rows: Sequence[slice]) -> list[Tensor]:
-    """Return what travels of a graph's edges, by rank: where rows begin, and sources."""
+    """Return each rank's edges as they travel: where their rows begin, then their sources."""
     dtype = torch.int32 if max(graph.num_edges, graph.num_sources) < _FITS_INT32 else torch.int64
     blocks = []
     for of_rank in rows:
