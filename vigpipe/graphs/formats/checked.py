@@ -11,7 +11,7 @@ from vigpipe.files.names import escaped, is_plain
 from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST, TRAIN, Graph, are_rows, in_rows
 
 MOST_FEATURES = 1 << 24  # of a node: the first layer has a row of weights for each
-_AT_ONCE = 1 << 22  # numbers that are checked
+_AT_ONCE = 1 << 22  # numbers that are checked together
 _SPLITS = ((TRAIN, "training"), (TEST, "test"))
 
 
@@ -31,14 +31,13 @@ def make_graph(
     Args:
         name: what the user calls the graph.
         where: the file or folder, which messages begin with.
-        sources: (e,) integers, the nodes that edges come from. An edge that is there more than once
-            counts once.
+        sources: (e,) integers, the nodes that edges come from; repeated edges count once.
         targets: (e,) integers, the nodes that they end in.
         features: (n, d) numbers, dense or from `make_rows`.
         labels: (n,) integers, NO_CLASS for none; or (n, C) zeros and ones.
         split: (n,) integers: TRAIN, VALIDATION, TEST or NO_SPLIT. A node without a class gets
             NO_SPLIT, because there is nothing to train or to score it with.
-        class_names: names of the C classes; by default the classes are called by their numbers.
+        class_names: by default, classes are named after their numbers.
 
     Raises:
         InputError: the parts do not fit together, a number is out of range or not finite, there are
@@ -84,18 +83,12 @@ def make_graph(
 
 
 def make_split(parts: Iterable[tuple[int, np.ndarray | None, str]], num_nodes: int) -> np.ndarray:
-    """Make the split of lists of nodes.
+    """Make the split, (n,) int8, of lists of nodes; NO_SPLIT for nodes in no list.
 
-    Args:
-        parts: TRAIN, VALIDATION or TEST, the numbers of its nodes, None if there are none, and
-            where they come from.
-        num_nodes: n.
-
-    Returns:
-        (n,) int8, NO_SPLIT for nodes in no list.
+    Each part is TRAIN, VALIDATION or TEST, with its nodes and the words that an error begins with.
 
     Raises:
-        InputError: a list is none, has other nodes than 0 to n - 1, or nodes of another list.
+        InputError: a list is missing, has other nodes than 0 to n - 1, or nodes of another list.
     """
     split = np.full(num_nodes, NO_SPLIT, np.int8)
     for part, nodes, where in parts:
@@ -116,14 +109,10 @@ def make_rows(
     shape: tuple[int, int],
     where: str,
 ) -> csr_array:
-    """Make sparse features of compressed rows (CSR).
+    """Make sparse features, (n, d), of compressed rows (CSR).
 
-    Args:
-        indptr: (n + 1,) integers; the numbers of row i are those from indptr[i] to indptr[i + 1].
-        indices: (m,) integers, the column of each number. Numbers of the same place are added.
-        values: (m,) numbers; None for ones.
-        shape: (n, d).
-        where: what messages begin with.
+    The arrays are integers, (n + 1,) and (m,), and numbers, (m,), or None for ones. Numbers in the
+    same row and column are added up. Messages begin with `where`.
 
     Raises:
         InputError: these are no compressed rows of that shape.
@@ -162,7 +151,7 @@ def make_rows(
             f"{where}: x_data has {values.dtype} of shape {values.shape}, expected a number for "
             f"each of the {len(indices)} x_indices; save a scipy csr_array's own data"
         )
-    # All of them fit into int64 now, and scipy takes int32 where that is enough.
+    # The checks above leave only numbers that fit into int64; scipy takes int32 where it can.
     rows = csr_array(
         (_as_float32(values), indices.astype(np.int64), indptr.astype(np.int64)), shape=shape
     )
@@ -203,13 +192,13 @@ def _check_features(features: np.ndarray | csr_array, where: str) -> np.ndarray 
     if isinstance(features, csr_array):
         finite = np.isfinite(features.data)
         if not finite.all():
-            place = int(finite.argmin())
-            node = int(np.searchsorted(features.indptr, place, side="right")) - 1
-            _refuse_number(where, node, int(features.indices[place]))
+            number = int(finite.argmin())
+            node = int(np.searchsorted(features.indptr, number, side="right")) - 1
+            _refuse_number(where, node, int(features.indices[number]))
         return features
     features = _as_float32(features)
     rows = max(1, _AT_ONCE // shape[1])
-    for first in range(0, len(features), rows):  # they may be more than memory
+    for first in range(0, len(features), rows):  # mapped features may be larger than memory
         finite = np.isfinite(features[first : first + rows])
         if not finite.all():
             node, column = np.unravel_index(finite.argmin(), finite.shape)

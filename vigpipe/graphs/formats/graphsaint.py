@@ -21,11 +21,7 @@ _MOST_JSON = 2 << 30  # AmazonProducts' classes are zeros and ones of 1,569,960 
 
 
 def read(name: str, folder: Path) -> Graph:
-    """Read a graph. Its features are not scaled; GraphSAINT's own code scales them.
-
-    Args:
-        name: what the user calls it.
-        folder: with the files.
+    """Read a graph from FILES. Its features are not scaled; GraphSAINT's own code scales them.
 
     Raises:
         InputError: a file cannot be read, or they do not fit together.
@@ -51,7 +47,7 @@ def read(name: str, folder: Path) -> Graph:
 
 
 def _edges(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Read the adjacency matrix, in compressed rows: an edge goes from its row to its column."""
+    """Read the adjacency matrix, in compressed rows; an edge goes from a row to a column."""
     arrays = read_npz(path, ("indptr", "indices"))
     indptr, targets = arrays["indptr"], arrays["indices"]
     is_whole = indptr.dtype.kind in "iu" and targets.dtype.kind in "iu"
@@ -65,7 +61,7 @@ def _edges(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _labels(path: Path, num_nodes: int) -> np.ndarray:
-    """Read the table of each node's class, a number, or classes, zeros and ones."""
+    """Read the table of nodes: a class is a number, several classes are zeros and ones."""
     table = _table(path)
     try:
         nodes = np.fromiter(map(int, table), np.int64, len(table))
@@ -92,7 +88,7 @@ def _split(path: Path, num_nodes: int) -> np.ndarray:
 
 
 def _numbers(found: object) -> np.ndarray | None:
-    """Return a list of whole numbers as an array; None if it is none."""
+    """Return a list of whole numbers as an array; None for anything else."""
     try:
         nodes = np.array(found)
     except ValueError:  # lists of different lengths

@@ -22,14 +22,9 @@ from vigpipe.graphs.graph import Graph
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set.
+    """A data set, with the name, folder and files of torch-geometric or the Open Graph Benchmark.
 
-    Attributes:
-        name: in torch-geometric's spelling, or in that of the Open Graph Benchmark.
-        folder: of its files, in torch-geometric's or ogb's layout.
-        files: names of these files.
-        read: reads the graph, given its name and the folder.
-        download: fetches the files into a folder, and returns the folder that they are in.
+    `download` fetches the files into a folder, and returns the folder below it that has them.
     """
 
     name: str
@@ -42,10 +37,7 @@ class DataSet:
 def read(data_set: DataSet, data_dir: Path, *, download: bool) -> Graph:
     """Read a data set from its folder in `data_dir`.
 
-    Args:
-        data_set: the data set.
-        data_dir: the folder of all data sets.
-        download: fetch the files if one of them is not there. One process at a time may do so.
+    With `download`, all files are fetched if one is missing; one process at a time may do so.
 
     Raises:
         InputError: files are missing, cannot be fetched or cannot be read.
@@ -72,7 +64,7 @@ def _fetch(data_set: DataSet, data_dir: Path, folder: Path) -> None:
             for name in data_set.files:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (fetched / name).replace(folder / name)
-    except Exception as error:  # of the file system, or any of several libraries for addresses
+    except Exception as error:  # the file system, or any of several network libraries
         raise InputError(
             f"{folder}: {data_set.name} could not be fetched ({type(error).__name__}: "
             f"{escaped(str(error))}); try again, or put {', '.join(data_set.files)} there"
@@ -110,11 +102,7 @@ _OGB = "https://snap.stanford.edu/ogb/data/nodeproppred"
 _ALL = (
     *(
         DataSet(
-            name,
-            f"{name}/raw",
-            planetoid.file_names(name),
-            planetoid.read,
-            _from_torch_geometric,
+            name, f"{name}/raw", planetoid.file_names(name), planetoid.read, _from_torch_geometric
         )
         for name in ("Cora", "CiteSeer", "PubMed")
     ),

@@ -21,21 +21,17 @@ from vigpipe.graphs.graph import TEST, TRAIN, VALIDATION, Graph
 SPLITS = {"ogbn-arxiv": "time", "ogbn-products": "sales_ranking"}  # how the nodes were split
 _RAW = "raw/edge.csv.gz", "raw/node-feat.csv.gz", "raw/node-label.csv.gz"
 _PARTS = {"train": TRAIN, "valid": VALIDATION, "test": TEST}
-_MOST_BYTES = 16 << 30  # of a table when it is unpacked: the features of ogbn-products have 5 GB
+_MOST_BYTES = 16 << 30  # an unpacked table may have; the features of ogbn-products have 5 GB
 _MOST_LINE = 1 << 20
 
 
 def file_names(name: str) -> tuple[str, ...]:
-    """Return the names of the files of a data set, in its folder."""
+    """Return the paths of the files that `read` reads, in the folder of the data set."""
     return (*_RAW, *(f"split/{SPLITS[name]}/{part}.csv.gz" for part in _PARTS))
 
 
 def read(name: str, folder: Path) -> Graph:
     """Read a graph; as in ogb, each edge of ogbn-products is there in both directions.
-
-    Args:
-        name: ogbn-arxiv or ogbn-products.
-        folder: with the folders raw and split.
 
     Raises:
         InputError: a file cannot be read, or they do not fit together.
@@ -72,7 +68,7 @@ def _table(path: Path, dtype: type) -> np.ndarray:
     """Read a table of numbers, (rows, columns)."""
     try:
         with opened(path) as file, gzip.open(file) as content, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of an empty table
+            warnings.simplefilter("ignore")  # NumPy warns of an empty table
             table = np.loadtxt(_lines(content, path), dtype, delimiter=",", ndmin=2)
     except InputError:
         raise

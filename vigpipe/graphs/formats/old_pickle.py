@@ -1,8 +1,8 @@
 """Read the arrays, sparse matrices and tables in pickles of Python 2; nothing of them is executed.
 
 Unpickling calls what a file names. Here every name that such files need stands for a class of this
-module that only keeps what it is given, and any other name ends the reading. Not even NumPy sees
-the file before its arrays are made of plain bytes.
+module that only keeps what it is given; any other name is an error. NumPy gets nothing but plain
+bytes, and a type and shape that were checked.
 """
 
 import io
@@ -22,18 +22,17 @@ from vigpipe.graphs.formats.checked import make_rows
 
 MOST_BYTES = 256 << 20  # PubMed's largest file has 16 MB
 _KINDS = "biuf"
-_MOST_SIDES = 2
+_MOST_DIMENSIONS = 2
 
 
 def read_pickle(path: Path) -> Any:  # noqa: ANN401
     """Read a pickle of an array, a sparse matrix or a table.
 
-    Args:
-        path: a pickle of at most MOST_BYTES bytes, of any protocol.
+    The file may have MOST_BYTES bytes, and any protocol of pickle.
 
     Returns:
-        A numpy array of numbers for an array, a csr_array of float32 for scipy's csr_matrix, and
-        what Python itself writes for numbers, texts, lists and dicts.
+        A numpy array of numbers, a csr_array of float32 for scipy's csr_matrix, or numbers, texts,
+        lists and dicts as Python itself writes them.
 
     Raises:
         InputError: the file cannot be read, is damaged, or needs anything else.
@@ -60,7 +59,7 @@ def read_pickle(path: Path) -> Any:  # noqa: ANN401
 
 
 def _check_memo(content: bytes) -> None:
-    """Raise ValueError where a number in the file would make pickle take memory without end."""
+    """Raise ValueError if a number in the file would make pickle allocate without limit."""
     for code, value, _ in pickletools.genops(content):
         if code.name.endswith("PUT") and int(value or 0) > len(content):
             raise ValueError("it remembers more than it holds")
@@ -71,7 +70,7 @@ class _RefusedError(Exception):
 
 
 class _Kept:
-    """Keeps what it is made with. Without `__setstate__`, a file could set any attribute."""
+    """Keeps what it is made with; `__setstate__` stops a file from setting other attributes."""
 
     def __init__(self, *given: Any) -> None:  # noqa: ANN401
         self.given = given
@@ -80,22 +79,27 @@ class _Kept:
         raise ValueError("a type is given a state")
 
 
-class _Array(_Kept):
-    """An array of numbers, as numpy.ndarray.__reduce__ writes it."""
+class _KeptWithState(_Kept):
+    """Keeps the state that a file gives it, too."""
+
+    state: Any
 
     def __setstate__(self, state: object) -> None:
         self.state = state
 
+
+class _Array(_KeptWithState):
+    """An array of numbers, as numpy.ndarray.__reduce__ writes it."""
+
     def as_array(self) -> np.ndarray:
-        """Make the array; ValueError and TypeError if it is none of numbers."""
-        state: Any = self.state
-        _, shape, dtype, is_fortran, content = state
+        """Make the array; ValueError and TypeError if it does not hold numbers."""
+        _, shape, dtype, is_fortran, content = self.state
         if isinstance(content, _Bytes):
             content, _ = content.given
         if isinstance(content, str):  # Python 2 had no type for bytes
             content = content.encode("latin1")
         dtype = dtype.as_dtype()
-        if len(shape) > _MOST_SIDES or any(not isinstance(n, int) or n < 0 for n in shape):
+        if len(shape) > _MOST_DIMENSIONS or any(not isinstance(n, int) or n < 0 for n in shape):
             raise ValueError(f"an array has the shape {shape}")
         if len(content) != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"an array of shape {shape} has {len(content)} bytes")
@@ -103,32 +107,25 @@ class _Array(_Kept):
         return array.reshape(shape, order="F" if is_fortran else "C")
 
 
-class _Dtype(_Kept):
+class _Dtype(_KeptWithState):
     """The type of an array's numbers, as numpy.dtype.__reduce__ writes it."""
 
-    def __setstate__(self, state: object) -> None:
-        self.state = state
-
     def as_dtype(self) -> np.dtype[Any]:
-        """Make the type; ValueError and TypeError if it is none of numbers."""
-        state: Any = self.state
-        dtype = np.dtype(str(self.given[0])).newbyteorder(">" if state[1] == ">" else "<")
+        """Make the type; ValueError and TypeError if it is not one of numbers."""
+        dtype = np.dtype(str(self.given[0])).newbyteorder(">" if self.state[1] == ">" else "<")
         if dtype.kind not in _KINDS:
             raise ValueError(f"an array holds {dtype}, no numbers")
         return dtype
 
 
-class _Matrix(_Kept):
+class _Matrix(_KeptWithState):
     """A csr_matrix, whose state is the table of its attributes."""
 
-    def __setstate__(self, state: object) -> None:
-        self.state = state
-
     def as_rows(self, where: str) -> csr_array:
-        """Make the matrix; KeyError, ValueError and TypeError if it is none."""
-        state: Any = self.state
-        rows, columns = state["_shape"]
-        indptr, indices, data = (state[name].as_array() for name in ("indptr", "indices", "data"))
+        """Make the matrix; KeyError, ValueError and TypeError if it is damaged."""
+        rows, columns = self.state["_shape"]
+        names = ("indptr", "indices", "data")
+        indptr, indices, data = (self.state[name].as_array() for name in names)
         return make_rows(indptr, indices, data, (int(rows), int(columns)), where)
 
 
@@ -162,7 +159,7 @@ _NAMES = {
     ("copy_reg", "_reconstructor"): _Matrix,
     **{
         (module, name): _Kept
-        for module in ("__builtin__", "builtins")  # of Python 2 and of Python 3
+        for module in ("__builtin__", "builtins")  # Python 2 and Python 3
         for name in ("object", "list")
     },
 }

@@ -19,7 +19,7 @@ from vigpipe.graphs.formats.checked import make_graph
 from vigpipe.graphs.formats.old_pickle import read_pickle
 from vigpipe.graphs.graph import NO_SPLIT, TEST, TRAIN, VALIDATION, Graph
 
-NUM_VALIDATION = 500  # the nodes behind the labelled ones
+NUM_VALIDATION = 500  # the nodes that follow the labelled ones
 _MOST_NODES = 1 << 22
 _PARTS = ("tx", "allx", "y", "ty", "ally", "graph", "test.index")
 
@@ -32,13 +32,9 @@ def file_names(name: str) -> tuple[str, ...]:
 def read(name: str, folder: Path) -> Graph:
     """Read a citation graph in its public split, each edge in both directions as it is stored.
 
-    A node's features are those of the test nodes' file at the place of its number among the test
-    nodes; numbers that this file leaves out, as in CiteSeer, are isolated nodes without features
-    and without a part in the split. Loops are left out.
-
-    Args:
-        name: Cora, CiteSeer or PubMed.
-        folder: with the files.
+    `test.index` lists the numbers of the test nodes in the order of their rows in tx and ty. A
+    number that it skips, as in CiteSeer, is an isolated node without features that is in no part of
+    the split. Loops are left out.
 
     Raises:
         InputError: a file cannot be read, or they do not fit together.
@@ -89,7 +85,8 @@ def read(name: str, folder: Path) -> Graph:
         sources=sources,
         targets=targets,
         features=csr_array(vstack((allx, padded[order]), format="csr")),
-        labels=one_hot.argmax(axis=1),  # the first class for a node without one, as there
+        # A node without a class gets the first one, as in torch-geometric.
+        labels=one_hot.argmax(axis=1),
         split=split,
     )
 
@@ -118,16 +115,17 @@ def _numbers(path: Path) -> np.ndarray:
         if isinstance(error, InputError):
             raise
         numbers = np.array([])
-    if numbers.dtype != np.int64:  # float64 without any, objects beyond int64
+    # NumPy makes float64 of an empty list, and objects of numbers beyond int64.
+    if numbers.dtype != np.int64:
         raise InputError(f"{path}: holds no list of numbers of nodes, one a line; fetch it again")
     return numbers
 
 
 def _edges(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Read the table of each node's neighbours; return the ends of all edges but loops."""
+    """Read the table of each node's neighbours; return sources and targets without loops."""
     table = read_pickle(path)
     lists: list[Any] = list(table.values()) if isinstance(table, dict) else [None]
-    # One list may be there many times, so that a small file could hold numbers without end.
+    # A small file could refer to one list many times, and so hold numbers without end.
     if (
         not _are_all(list, lists)
         or sum(map(len, lists)) > os.stat(path).st_size

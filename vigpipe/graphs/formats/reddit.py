@@ -17,11 +17,7 @@ _TYPES = {1: TRAIN, 2: VALIDATION, 3: TEST}
 
 
 def read(name: str, folder: Path) -> Graph:
-    """Read the graph.
-
-    Args:
-        name: what the user calls it.
-        folder: with the files.
+    """Read the graph from FILES.
 
     Raises:
         InputError: a file cannot be read, or they do not fit together.

@@ -2,7 +2,7 @@
 
 manifest.py  what is in a folder, with the SHA-256 of every file
 write.py     make a folder of a graph and its parts
-files.py     read the files, each of which is checked when it is first needed
+files.py     map the files, each of which is checked when it is first needed
 read.py      open a folder as a graph whose edges and features stay in the files
 graph.py     that graph
 

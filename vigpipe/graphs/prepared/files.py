@@ -18,25 +18,17 @@ _ADVICE = "copy it again, or prepare the folder anew"
 
 
 class Files:
-    """The files of a folder. Each is compared with its SHA-256 before anything in it is used.
-
-    Args:
-        folder: the folder.
-        facts: what each file must be, by its name.
-    """
+    """The files of a folder; each must be what its facts say before anything in it is used."""
 
     def __init__(self, folder: Path, facts: Mapping[str, FileFacts]) -> None:
         self._folder, self._facts = folder, facts
         self._read: dict[str, Arrays] = {}
-        self._lock = Lock()  # for a thread that reads ahead
+        self._lock = Lock()  # a thread may read ahead
 
     def arrays(self, name: str, check: Callable[[Arrays], None]) -> Arrays:
         """Return the arrays of a file, whose pages are read when they are looked at.
 
-        Args:
-            name: of the file.
-            check: raises KeyError or ValueError if they are not what they must be; it is called
-                when the file is first needed.
+        When the file is first needed, `check` raises KeyError or ValueError for wrong arrays.
 
         Raises:
             InputError: the file is not there, or not what it must be.
@@ -75,7 +67,7 @@ class Files:
     def _mapped(self, name: str) -> Arrays:
         path = self.checked(name)
         try:
-            # For torch, safetensors maps the file; for NumPy, it would read all of it.
+            # safetensors maps the file for torch; for NumPy it would read all of it.
             with safe_open(path, "pt") as tensors:
                 return {key: tensors.get_tensor(key).numpy() for key in tensors.keys()}  # noqa: SIM118
         except Exception as error:  # damaged bytes end in almost any exception of safetensors

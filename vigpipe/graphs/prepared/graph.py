@@ -15,9 +15,7 @@ from vigpipe.graphs.prepared.manifest import Manifest
 class PreparedGraph(Graph):
     """A graph that lies in a prepared folder, its nodes in the order of their parts.
 
-    Attributes:
-        manifest: of the folder.
-        stored_loops: the nodes that have an edge to themselves, ascending, int64.
+    `stored_loops` are the nodes that have an edge to themselves, ascending, int64.
     """
 
     manifest: Manifest
@@ -39,26 +37,26 @@ class PreparedGraph(Graph):
 
     @property
     def loops(self) -> np.ndarray:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The nodes that have an edge to themselves, which the folder lists."""
+        """The nodes that have an edge to themselves, as the folder lists them."""
         return self.stored_loops
 
     @property
     def sha256(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """SHA-256 of edges, labels and split, from when the folder was made."""
+        """SHA-256 of edges, labels and split when the folder was made."""
         return self.manifest.graph_sha256
 
     def in_users_order(self) -> Graph:
         """Return the graph in memory, its nodes numbered as in what the folder was made of."""
         assert self.numbers is not None
         names = self.node_names
-        places = np.argsort(self.numbers)
+        order = np.argsort(self.numbers)
         sources, targets = self.numbers[self.sources()], self.numbers[self.targets()]
         return Graph(
             self.name,
             *in_rows(sources, targets, self.num_nodes),
-            in_memory(self.features)[places],
-            self.labels[places],
-            self.split[places],
+            in_memory(self.features)[order],
+            self.labels[order],
+            self.split[order],
             self.class_names,
-            None if names is None else tuple(names[place] for place in places),
+            None if names is None else tuple(names[node] for node in order),
         )

@@ -19,18 +19,13 @@ NODES = "nodes.safetensors"
 NAMES = "names.json"
 MOST_PARTS = 1 << 16  # two files each
 _FORMAT, _VERSION = "vigpipe graph", 1
-_MOST_BYTES = 64 << 20  # of a manifest: some 300 for each part
-_MOST = 1 << 62  # of any number in it
+_MOST_BYTES = 64 << 20  # a manifest has some 300 for each part
+_MOST = 1 << 62  # every number in it is below
 
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What a file must be.
-
-    Attributes:
-        bytes: its size.
-        sha256: its SHA-256, in hexadecimal digits.
-    """
+    """The size and SHA-256, in hexadecimal digits, that a file must have."""
 
     bytes: int
     sha256: str
@@ -42,19 +37,18 @@ class Manifest:
 
     Attributes:
         source: what the graph was prepared from.
-        nodes: number n of nodes.
-        edges: number e of directed edges.
-        features: number d of features of a node.
+        nodes: how many.
+        edges: how many, directed.
+        features: how many a node has.
         stored: how many numbers the features store, if they are sparse; None if they are dense.
         multi_label: whether a node may have several classes.
-        class_names: names of the classes.
-        scaling: of the features, `--features`.
-        symmetric: whether every edge is there in both directions on purpose.
+        scaling: `--features`.
+        symmetric: whether the reverse of every edge was added.
         partition: how the parts were made.
         seed: of the partition, and of a random graph.
-        kept_edges: edges with both ends in the same part.
+        kept_edges: how many edges have both ends in the same part.
         seconds: how long it took to make the parts.
-        part_nodes: number of nodes of each part.
+        part_nodes: how many nodes each part has.
         graph_sha256: `Graph.sha256` of the graph in the folder.
         files: what each file must be, by its name in the folder.
     """
@@ -98,11 +92,7 @@ def features_file(part: int) -> str:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest of a folder.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write the manifest of a folder; OSError if that fails."""
     table = {"format": _FORMAT, "version": _VERSION, **asdict(manifest)}
     write_atomically(folder / MANIFEST, json.dumps(table, indent=1, ensure_ascii=False) + "\n")
 
@@ -134,12 +124,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _parsed(table: dict[str, Any]) -> Manifest:
-    """Check every value of a manifest.
-
-    Raises:
-        KeyError: one is missing.
-        ValueError: one is not what it must be.
-    """
+    """Check every value; KeyError if one is missing, ValueError if one is wrong."""
     counts = {
         name: _whole(name, table[name]) for name in ("nodes", "edges", "features", "kept_edges")
     }

@@ -76,7 +76,7 @@ class _Parts:
         self.nodes = files.arrays(NODES, self._check_nodes)
 
     def edges_into(self, part: int) -> np.ndarray:
-        """Return the nodes that the edges into a part come from, (e of the part,) int32."""
+        """Return the source of every edge into a part, int32."""
         start, end = self._manifest.first_nodes[part : part + 2]
         num_edges = int(self.nodes["indptr"][end] - self.nodes["indptr"][start])
 
@@ -87,7 +87,6 @@ class _Parts:
         return self._files.arrays(edges_file(part), check)["indices"]
 
     def dense_features(self, part: int) -> Rows:
-        """Return the features of a part, (n of the part, d) float32."""
         shape = self._manifest.part_nodes[part], self._manifest.features
 
         def check(arrays: Arrays) -> None:
@@ -96,7 +95,6 @@ class _Parts:
         return self._files.arrays(features_file(part), check)["x"]
 
     def sparse_features(self, part: int) -> Rows:
-        """Return the features of a part, (n of the part, d), as rows of numbers that are not 0."""
         shape = self._manifest.part_nodes[part], self._manifest.features
 
         def check(arrays: Arrays) -> None:
@@ -128,7 +126,6 @@ class _Parts:
 
 
 def _names(files: Files, manifest: Manifest) -> tuple[str, ...] | None:
-    """Return the names of all nodes; None if they have none."""
     if NAMES not in manifest.files:
         return None
     path = files.checked(NAMES)

@@ -32,8 +32,8 @@ from vigpipe.graphs.prepared.manifest import (
 )
 from vigpipe.graphs.stored_rows import StoredRows
 
-_NUMBERS_AT_ONCE = 1 << 24  # of features, on their way from the graph to the files
-MOST_IN_FILE = 1 << 31  # nodes, and numbers of sparse features of a part: as int32
+_NUMBERS_AT_ONCE = 1 << 24  # features in memory on their way to the files
+MOST_IN_FILE = 1 << 31  # nodes, and numbers of a part's sparse features, which int32 counts
 
 
 def write_folder(
@@ -47,15 +47,9 @@ def write_folder(
 ) -> Manifest:
     """Write a graph as a folder that `read.open_folder` opens, whole or not at all.
 
-    Besides the graph, memory holds the edges of one part, and features of some nodes.
-
-    Args:
-        folder: the new folder.
-        graph: the graph, its features scaled and its edges as they are to be used.
-        partition: its parts.
-        scaling: how its features were scaled.
-        symmetric: whether reverse edges were added.
-        seed: of the partition.
+    Besides the graph, memory holds the edges of one part, and features of some nodes. The graph's
+    features are already scaled, and its edges as they are to be used; scaling, symmetric and the
+    partition's seed say how they came about.
 
     Raises:
         InputError: there is something of that name, or the folder cannot be written, or the graph
@@ -92,10 +86,10 @@ def write_folder(
 
 
 def check_new_folder(folder: Path) -> None:
-    """Make the folder that a folder is to be written in.
+    """Make the parent of a new folder.
 
     Raises:
-        InputError: it cannot be made or written to, or there is something of that name in it.
+        InputError: the parent cannot be made or written to, or the folder is there already.
     """
     if os.path.lexists(folder):
         raise InputError(f"{folder}: is there already; choose another name, or remove it")
@@ -109,14 +103,10 @@ def check_new_folder(folder: Path) -> None:
 
 @contextmanager
 def _whole_or_not_at_all(folder: Path) -> Iterator[Path]:
-    """Yield a hidden folder, which gets the name of `folder` when the context ends.
-
-    Raises:
-        InputError: it cannot be written; nothing is left of it.
-    """
+    """Yield a hidden folder, which is renamed to `folder` at the end; an error leaves nothing."""
     partial = folder.with_name(f".{folder.name}.partial")
     try:
-        shutil.rmtree(partial, ignore_errors=True)  # of an attempt that was killed
+        shutil.rmtree(partial, ignore_errors=True)  # an attempt that was killed may have left it
         partial.mkdir()
         yield partial
         partial.rename(folder)
@@ -130,16 +120,12 @@ def _whole_or_not_at_all(folder: Path) -> Iterator[Path]:
 def _write_arrays(
     folder: Path, graph: Graph, partition: Partition
 ) -> tuple[dict[str, FileFacts], str]:
-    """Write all files but the manifest.
-
-    Returns:
-        What each file is, and `Graph.sha256` of the graph in the new order.
-    """
+    """Write all files but the manifest; return their facts, and `Graph.sha256` in the new order."""
     for name in ("edges", "features"):
         (folder / name).mkdir()
     order = np.argsort(partition.parts, kind="stable")
-    places = np.empty(graph.num_nodes, np.int32)
-    places[order] = np.arange(graph.num_nodes)
+    new_numbers = np.empty(graph.num_nodes, np.int32)
+    new_numbers[order] = np.arange(graph.num_nodes)
     indptr = np.zeros(graph.num_nodes + 1, np.int64)
     np.cumsum(np.diff(graph.indptr)[order], out=indptr[1:])
     labels, split = graph.labels[order], graph.split[order]
@@ -150,7 +136,7 @@ def _write_arrays(
     is_sparse = num_stored(graph.features) is not None
     for part in range(partition.num_parts):
         nodes = partition.nodes_of(part)
-        indices = _sources(graph, nodes, places)
+        indices = _sources(graph, nodes, new_numbers)
         digest.update(indices.astype(np.int64).data)
         _save(folder, edges_file(part), {"indices": indices}, files)
         if is_sparse:
@@ -166,7 +152,7 @@ def _write_arrays(
         "labels": labels,
         "split": split,
         "numbers": graph.numbers_of(order),
-        "loops": np.sort(places[graph.loops]).astype(np.int64),
+        "loops": np.sort(new_numbers[graph.loops]).astype(np.int64),
     }
     _save(folder, NODES, nodes, files)
     if graph.node_names is not None:
@@ -176,10 +162,10 @@ def _write_arrays(
     return files, digest.hexdigest()
 
 
-def _sources(graph: Graph, nodes: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Return the new numbers of the nodes that edges come from, ascending for each of `nodes`."""
+def _sources(graph: Graph, nodes: np.ndarray, new_numbers: np.ndarray) -> np.ndarray:
+    """Return the new numbers of the sources of edges, ascending for each of `nodes`."""
     rows, edges = graph.edges_into(nodes)
-    sources = places[graph.indices[edges]]
+    sources = new_numbers[graph.indices[edges]]
     row_of = np.repeat(np.arange(len(nodes)), np.diff(rows))
     return sources[np.lexsort((sources, row_of))]
 
@@ -192,8 +178,8 @@ def _write_dense(
 ) -> None:
     """Write the features of all parts in one pass over those of the graph.
 
-    The nodes of a part keep their order, so that rows only have to be added to its file. From a
-    file of more than memory, rows in the order of the parts would be read page by page.
+    The nodes of a part keep their order, so rows are only appended to its file. Reading the rows in
+    the order of the parts would touch a file that is larger than memory page by page.
     """
     paths = [folder / features_file(part) for part in range(partition.num_parts)]
     headers = [_header(size, features.shape[1]) for size in partition.sizes.tolist()]
@@ -213,7 +199,7 @@ def _write_dense(
 
 
 def _header(num_nodes: int, num_features: int) -> bytes:
-    """Return how a safetensors file begins that holds float32 `x` of this shape, and no more."""
+    """Return the head of a safetensors file that holds only float32 `x` of this shape."""
     size = num_nodes * num_features * 4
     facts = {"dtype": "F32", "shape": [num_nodes, num_features], "data_offsets": [0, size]}
     text = json.dumps({"x": facts}).encode()
