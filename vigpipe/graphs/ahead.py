@@ -1,4 +1,4 @@
-"""Make what comes next in a thread, while the trainer works on what came before."""
+"""Make the next values in a thread, while the trainer works on the one before."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,13 +9,10 @@ Value = TypeVar("Value")
 
 
 class Ahead(Generic[Value]):
-    """Makes the values of some numbers, the next ones ahead of time.
+    """Makes the values of some numbers, at most `most` of the next ones ahead of time.
 
-    What is made ahead is what would be made later. An error comes when the value is asked for.
-
-    Args:
-        make: makes the value of a number; this thread and the other one may call it at once.
-        most: how many values are made ahead and kept at a time.
+    A value must not depend on when it is made, and both threads may call `make` at once. An error
+    in it is raised when the value is asked for.
     """
 
     def __init__(self, make: Callable[[int], Value], most: int) -> None:

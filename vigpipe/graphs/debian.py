@@ -25,10 +25,10 @@ from vigpipe.files.names import escaped
 from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST, TRAIN, VALIDATION
 
 LISTS = Path("/var/lib/apt/lists")
-LEAST_IN_CLASS = 100  # packages of a section that is a class
+LEAST_IN_CLASS = 100  # a section with fewer packages is no class
 NUM_FEATURES = 512
 _PATTERN = "*_Packages*"
-# What apt compresses its lists with, apart from these, is left to apt.
+# apt decompresses what it has compressed in other ways.
 _OPENERS: dict[str, Callable[[Path], bytes]] = {
     "": lambda path: path.read_bytes(),
     ".gz": lambda path: gzip.decompress(path.read_bytes()),
@@ -54,8 +54,8 @@ class Package:
 
     Attributes:
         source: name of the source package that it is built from.
-        section: its section, without the archive area; empty if it has none.
-        description: the one line about it.
+        section: without the archive area; empty if it has none.
+        description: its first line.
         needs: names of packages that it depends on or recommends, all alternatives of each.
     """
 
@@ -66,13 +66,9 @@ class Package:
 
 
 def read_packages(folder: Path) -> dict[str, Package]:
-    """Read apt's lists of packages, in the order of the files' names.
+    """Read apt's lists of packages, `*_Packages`, plain or compressed, in the order of their names.
 
-    Args:
-        folder: with `*_Packages`, plain or compressed.
-
-    Returns:
-        Packages by name. Of several stanzas of a name the first counts.
+    Returns the packages by name. Of several stanzas of a name the first counts.
 
     Raises:
         InputError: there are no such lists, or one cannot be read.
@@ -126,10 +122,9 @@ def make_arrays(packages: Mapping[str, Package]) -> dict[str, np.ndarray]:
 
     The nodes are the packages, sorted by name. An edge goes from a package to each that it needs,
     if that is among them. The classes are the sections of at least LEAST_IN_CLASS packages, the
-    largest first. A feature says whether one of the words of the description, apart from the
-    package's own name, falls into this one of NUM_FEATURES buckets. The split is by the source
-    package, whose packages depend on one another: 60 % are for training, 20 % for validation and
-    20 % for test.
+    largest first. Each of NUM_FEATURES features says whether a word of the description, apart from
+    the package's own name, falls into its bucket. The split is by the source package, whose
+    packages depend on one another: 60 % are for training, 20 % for validation and 20 % for test.
 
     Raises:
         InputError: no section is large enough to be a class.
@@ -189,7 +184,6 @@ def _bucket(word: str) -> int:
 
 @cache
 def _part(source: str) -> int:
-    """Return the part of the split of a source package."""
     return (TRAIN, TRAIN, TRAIN, VALIDATION, TEST)[_hash(f"split {source}") % 5]
 
 

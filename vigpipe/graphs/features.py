@@ -1,4 +1,4 @@
-"""Scale the features of nodes, and make of them what models take; what is sparse stays sparse."""
+"""Scale the features of nodes, and turn them into what models take; sparse ones stay sparse."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from vigpipe.ops.adjacency import Adjacency
 from vigpipe.ops.sparse_rows import SparseRows
 
 Scaling = Literal["raw", "row", "tfidf"]
-_MOST_STORED = 0.1  # share of numbers that are not 0, up to which sparse products are faster
+_MOST_STORED = 0.1  # up to this fraction of numbers that are not 0, sparse products are faster
 
 
 def num_stored(features: Rows | StoredRows) -> int | None:
@@ -25,10 +25,7 @@ def num_stored(features: Rows | StoredRows) -> int | None:
 
 
 def are_sparse(features: Rows | StoredRows) -> bool:
-    """Whether products with features take less time if only numbers that are not 0 are multiplied.
-
-    Features that are stored dense are taken as they are.
-    """
+    """Whether features are stored sparse, and products with them are faster if they stay so."""
     stored = num_stored(features)
     shape: Any = features.shape  # scipy says it can be None
     return stored is not None and stored <= _MOST_STORED * shape[0] * shape[1]
@@ -41,13 +38,7 @@ def in_memory(features: Rows | StoredRows) -> Rows:
 
 @dataclass(frozen=True)
 class StoredFeatures:
-    """Features that are too many for memory, for a model that takes some nodes at a time.
-
-    Attributes:
-        rows: of all nodes, in files.
-        device: where the model computes.
-        dtype: that it takes.
-    """
+    """Features in files, for a model on a device that takes some nodes at a time."""
 
     rows: StoredRows
     device: torch.device
@@ -59,7 +50,7 @@ class StoredFeatures:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The number of nodes, and of features."""
+        """The numbers of nodes and of features."""
         return self.rows.shape
 
     def part(self, start: int, end: int) -> Tensor | SparseRows:

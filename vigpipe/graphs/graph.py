@@ -25,16 +25,15 @@ class Graph:
         name: what the user calls it.
         indptr: (n + 1,) int64; the edges that end in node v have the numbers indptr[v] ...
             indptr[v + 1] - 1.
-        indices: (e,) int64, the node that each edge comes from, ascending for each v. An edge may
-            be there once only; there may be self-loops. Of edges in files, memory holds what is
-            indexed.
+        indices: (e,) int64, the node that each edge comes from, ascending for each v. No edge is
+            repeated; there may be self-loops. Of edges in files, memory holds what is indexed.
         features: (n, d) float32, dense or as rows of numbers that are not 0; perhaps in files.
         labels: (n,) int64 classes, NO_CLASS for none; or (n, C) bool, where a node may have several
             or no classes.
-        split: (n,) int8: TRAIN, VALIDATION, TEST or NO_SPLIT. A node without a class has none.
-        class_names: the names of the C classes.
-        node_names: the names of the nodes; None if they have none.
-        numbers: (n,) int64, which node of the user's files each one is; None if it is the same one.
+        split: (n,) int8: TRAIN, VALIDATION, TEST or NO_SPLIT. A node without a class has NO_SPLIT.
+        class_names: of the C classes.
+        node_names: None if the nodes have none.
+        numbers: (n,) int64, the number of each node in the user's files; None if it is the same.
     """
 
     name: str
@@ -78,19 +77,11 @@ class Graph:
         return np.flatnonzero(self.split == split)
 
     def numbers_of(self, nodes: np.ndarray) -> np.ndarray:
-        """Return which nodes of the user's files these are, int64."""
+        """Return the numbers of these nodes in the user's files, int64."""
         return nodes if self.numbers is None else self.numbers[nodes]
 
     def edges_into(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the edges that end in some nodes.
-
-        Args:
-            nodes: (m,) int64, in any order.
-
-        Returns:
-            Where in the list of these edges those of each node begin, (m + 1,) int64, and their
-            numbers, (e,) int64.
-        """
+        """Return the edges that end in some nodes; see `edges_into`."""
         return edges_into(self.indptr, nodes)
 
     def sources(self) -> np.ndarray:
@@ -117,7 +108,12 @@ class Graph:
 
 
 def edges_into(indptr: np.ndarray, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the edges that end in some nodes of a graph with these rows; see `Graph`."""
+    """Return the edges that end in some nodes, (m,) int64, in any order; `indptr` is a Graph's.
+
+    Returns:
+        Where in the list of these edges those of each node begin, (m + 1,) int64, and their
+        numbers, (e,) int64.
+    """
     starts = indptr[nodes]
     degrees = indptr[nodes + 1] - starts
     rows = np.zeros(len(nodes) + 1, dtype=np.int64)
@@ -126,23 +122,18 @@ def edges_into(indptr: np.ndarray, nodes: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def are_rows(indptr: np.ndarray, last: int) -> bool:
-    """Whether these numbers say where compressed rows begin: from 0 up to `last`, ascending."""
+    """Whether these can be the beginnings of compressed rows: ascending from 0 to `last`."""
     if not len(indptr) or indptr[0] != 0 or indptr[-1] != last:
         return False
     return bool((indptr[1:] >= indptr[:-1]).all())
 
 
 def rows_of_kept(rows: np.ndarray, is_kept: np.ndarray) -> np.ndarray:
-    """Return where rows begin when some of their elements are left out.
+    """Return where compressed rows begin, (m + 1,) int64, when some elements are left out.
 
-    Args:
-        rows: (m + 1,) int64, where each row begins, and the last one ends.
-        is_kept: (e,) bool, for all elements.
-
-    Returns:
-        (m + 1,) int64.
+    Takes where all `rows` begin, (m + 1,) int64, and which elements are kept, (e,) bool.
     """
-    num_kept = np.zeros(len(is_kept) + 1, dtype=np.int64)  # among the first elements
+    num_kept = np.zeros(len(is_kept) + 1, dtype=np.int64)  # before each element
     np.cumsum(is_kept, out=num_kept[1:])
     return num_kept[rows]
 
@@ -152,13 +143,13 @@ def in_rows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Sort edges by their targets, then by their sources, each once.
 
-    Besides its arguments it takes two int64 arrays of the edges at a time.
+    Besides its arguments this holds two int64 arrays of the edges at a time.
 
     Args:
-        sources: (e,) integers, the nodes that the edges come from.
-        targets: (e,) integers, the nodes that they end in.
-        num_nodes: n; all of these are from 0 to n - 1.
-        both_ways: add every edge in the other direction.
+        sources: (e,) integers from 0 to n - 1, the nodes that the edges come from.
+        targets: (e,) integers from 0 to n - 1, the nodes that they end in.
+        num_nodes: n.
+        both_ways: add the reverse of every edge.
 
     Returns:
         `indptr` and `indices` of a Graph.

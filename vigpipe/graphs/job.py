@@ -52,11 +52,8 @@ from vigpipe.planning.profile import Amounts
 class GraphJob:
     """One large graph, how it is cut into sub-graphs, and the model that is trained on them.
 
-    Attributes:
-        config: all options, with the defaults of the model filled in.
-        graph: the graph.
-        sampler: draws its sub-graphs.
-        sampler_seconds: how long this process took to make the sampler.
+    The options have the defaults of the model filled in. This process took `sampler_seconds` to
+    make the sampler.
     """
 
     unit: ClassVar[str] = "nodes"
@@ -77,10 +74,9 @@ class GraphJob:
         return replace(self, config=config)
 
     def resampled(self, config: TrainConfig) -> "GraphJob":
-        """Return a job on the same graph with other options, of its sampler too.
+        """Return a job on the same graph with other options, also other ones of the sampler.
 
-        Args:
-            config: all options, with the defaults of the model and the sampler filled in.
+        The defaults of the model and the sampler are filled in.
 
         Raises:
             InputError: the graph cannot be cut so.
@@ -111,12 +107,12 @@ class GraphJob:
 
     @property
     def _has_halos(self) -> bool:
-        """Whether the ranks of a replica have parts of the graph."""
+        """Whether each rank of a replica has a part of the graph, and the halo of that part."""
         return self.config.shards > 1 and self.config.split == "halo"
 
     @cached_property
     def shares(self) -> Partition:
-        """The parts of the graph that these ranks have."""
+        """The parts of the graph that the ranks of a replica have."""
         return make_rank_parts(self.config, self.graph, self.config.shards)
 
     @property
@@ -145,7 +141,7 @@ class GraphJob:
         return model
 
     def check(self, layout: Layout, model: StagedModel, plan: Plan) -> None:
-        """Raise InputError if an epoch has fewer sub-graphs than a step takes, or no share each."""
+        """Raise InputError if an epoch has fewer sub-graphs than a step takes; see `Job.check`."""
         self._check_shards(layout)
         self._check_sparse_threads(cast(GraphModel, model))
         wanted, most = per_step(self.sampler, layout), min(self.sampler.num_sub_graphs)
@@ -191,7 +187,7 @@ class GraphJob:
             )
 
     def _check_sparse_threads(self, model: GraphModel) -> None:
-        """Raise InputError if threads that sum would never work beside those that multiply."""
+        """Raise InputError if no layer could sum and multiply at the same time."""
         number = self.config.sparse_threads
         if number and not any(cast(GraphLayer, layer).joins for layer in model.convs.values()):
             aggregator = self.config.aggregator
@@ -202,7 +198,7 @@ class GraphJob:
             )
 
     def _check_travelling(self) -> None:
-        """Raise InputError where edges that travel would save nothing, or not be enough."""
+        """Raise InputError where edges that travel would save no memory, or not suffice."""
         what, config = "--adjacency split", self.config
         if config.sampler != "full":
             raise InputError(
@@ -221,7 +217,7 @@ class GraphJob:
         return layout.num_replicas * layout.num_microbatches * self.sampler.most_nodes
 
     def microbatch_size(self, layout: Layout) -> int:
-        """Return the nodes of a sub-graph that a rank has: at most what the sampler is bound to."""
+        """Return the largest number of nodes that a rank has of a sub-graph."""
         return -(-self.sampler.most_nodes // layout.num_shards)
 
     def rows_before(self, layout: Layout, block: int) -> int:
@@ -235,7 +231,7 @@ class GraphJob:
     def trials(self, microbatch_sizes: Sequence[int], most: int) -> list[TrialStep]:
         """Return steps with the largest and smallest sub-graphs; see `vigpipe.job.job.Job.trials`.
 
-        Costs of nodes and of edges can be told apart where these differ most.
+        The costs of nodes and of edges can be told apart best where their numbers differ most.
         """
         sizes = self._sizes
         by_nodes, by_edges = (sorted(sizes, key=lambda n: sizes[n][i]) for i in (0, 1))
@@ -253,7 +249,7 @@ class GraphJob:
 
     @cached_property
     def _sizes(self) -> dict[int, tuple[int, int]]:
-        """Nodes and edges of the sub-graphs that one process takes in its first epoch."""
+        """Nodes and edges of each sub-graph that one process takes in its first epoch."""
         numbers, sampler = range(self.sampler.num_sub_graphs[0]), self.sampler
         return {n: (sampler.num_nodes(1, n), sampler.num_edges(1, n)) for n in numbers}
 
@@ -268,15 +264,11 @@ class GraphJob:
         return steps_per_epoch(self.sampler, layout)
 
     def fill(self, layout: Layout, item: int) -> Fill:
-        """Return how many sub-graphs a step takes; none is left out but at the end of an epoch.
-
-        Sub-graphs differ in size by nature, so a step with all of them is a full one, whatever
-        their nodes are.
-        """
+        """Return how many sub-graphs a step takes; some may be missing at the end of an epoch."""
         return fill(item, self.sampler, layout)
 
     def fill_of_test(self, layout: Layout, num_pipelines: int, num_samples: int) -> Fill:
-        """Return that a batch is full: an evaluation has one, the whole graph."""
+        """Return that the only batch of an evaluation, the whole graph, is full."""
         return Fill(num_samples, num_samples)
 
     def why_not_recorded(self, layout: Layout) -> str | None:
@@ -322,7 +314,6 @@ class GraphJob:
         """Do nothing: the edges of a batch say which nodes are the rank's."""
 
     def _sharding(self, shards: Shards, device: torch.device) -> Sharding:
-        """Return how ranks share the sub-graphs of their replica."""
         config, fused = self.config, self.config.impl == "fused"
         if shards.size == 1:
             number = config.sparse_threads
@@ -378,7 +369,7 @@ class GraphJob:
         names = "layers", "width", "heads", "sampler", "partition", "parts", "merge"
         options = {name: str(getattr(self.config, name)) for name in names}
         sizes = [name for name in of_sampler() if name not in options]
-        for name in sizes:  # profiles from before there was such a sampler do not have them
+        for name in sizes:  # older profiles lack those of samplers that came later
             if getattr(self.config, name) is not None:
                 options[name] = str(getattr(self.config, name))
         return {**options, "graph": self.graph.sha256}
@@ -408,11 +399,9 @@ class GraphJob:
 
 
 def open_graph_job(config: TrainConfig) -> GraphJob:
-    """Open the graph that the options name, and what draws its sub-graphs.
+    """Open the graph that the options name, and make what draws its sub-graphs.
 
-    Args:
-        config: all options, with the defaults of the model filled in; those that a prepared folder
-            decides may be None.
+    The defaults of the model are filled in; options that a prepared folder decides may be None.
 
     Raises:
         InputError: there is no such graph, or it cannot be cut so.

@@ -1,8 +1,8 @@
 """Keep in files, between runs, what is made of a graph, since that can take minutes.
 
 A file is named after all that its content depends on. It is beside the graph, where other users of
-the graph find it too, or else in the user's cache. What is read is checked; if anything is wrong
-with it, it is made again, and if no file can be written, none is.
+the graph find it too, or else in the user's cache. What is read is checked; a damaged file is told
+and made again. If no file can be written, the run goes on without.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from vigpipe.files.cache import cache_folder
 from vigpipe.files.untrusted import read_bytes
 from vigpipe.messages import tell
 
-_MOST_HEADER = 1 << 16  # bytes of a file before its numbers
+_MOST_HEADER = 1 << 16  # bytes before the numbers
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -40,13 +40,7 @@ class Form(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a file holds.
-
-    Attributes:
-        arrays: as its form demands, not to be changed.
-        seconds: how long it took to make them.
-        read_seconds: how long it took to read and check them.
-    """
+    """The arrays of a file, not to be changed, and the time to make them, and to read them."""
 
     arrays: Arrays
     seconds: float
@@ -54,16 +48,13 @@ class Kept(NamedTuple):
 
 
 def read_kept(name: str, beside: Path | None, form: Form) -> Kept | None:
-    """Read what an earlier process has kept; a damaged file is told.
+    """Read what an earlier process has kept; None if no file is there and right.
 
     Args:
         name: of the file, without its ending.
         beside: the graph's file or folder; files are in <beside>.parts/ if that can be written.
             None for the user's cache.
-        form: what it must hold.
-
-    Returns:
-        The content; None if there is no such file, or none that is as it should be.
+        form: what the file must hold.
     """
     for folder in _folders(beside):
         found = _read(folder / f"{name}.safetensors", form)
@@ -75,19 +66,12 @@ def read_kept(name: str, beside: Path | None, form: Form) -> Kept | None:
 def keep(
     name: str, beside: Path | None, form: Form, arrays: Arrays, seconds: float
 ) -> float | None:
-    """Write a file, and read it once, since that is what other ranks have to do.
+    """Write a file for `read_kept`, with how many seconds it took to make its arrays.
 
     Ranks may do so at the same time, with the same content.
 
-    Args:
-        name: as for `read_kept`, and so are `beside` and `form`.
-        beside: where the graph is.
-        form: what the file must hold.
-        arrays: its content.
-        seconds: how long it took to make.
-
     Returns:
-        How long it took to read; None if no file could be written.
+        How long it took to read the file again, as other ranks do; None if it cannot be written.
     """
     for folder in _folders(beside):
         path = folder / f"{name}.safetensors"
@@ -110,7 +94,7 @@ def _read(path: Path, form: Form) -> Kept | None:
     try:
         if not path.exists():
             return None
-    except OSError:  # a folder that may not be searched
+    except OSError:  # the folder may not be searched
         return None
     num_bytes = sum(
         np.dtype(dtype).itemsize * np.prod(shape) for dtype, shape in form.like.values()
@@ -138,11 +122,7 @@ def _is_like(arrays: Arrays, form: Form) -> bool:
 
 
 def _write(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Write a file whole or not at all; ranks may do so at the same time.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a file whole or not at all; OSError if it cannot be written."""
     path.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         partial = Path(folder) / path.name

@@ -10,8 +10,7 @@ from vigpipe.job.loss import MeanLoss
 class NodeLoss(MeanLoss):
     """The mean loss of the training nodes of a step.
 
-    Where nodes have weights, the number that their sum is divided by is that of the training nodes
-    that they stand for.
+    The sum of weighted losses is divided by the number of training nodes that they stand for.
     """
 
     def total(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -29,13 +28,7 @@ class NodeLoss(MeanLoss):
         return _of_classes(logits, labels).sum() / logits.shape[1]
 
     def weighted_total(self, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-        """Return the sum of the losses of a sub-graph's training nodes times their weights.
-
-        Args:
-            logits: as for `total`.
-            labels: as for `total`.
-            weights: (microbatch_size,).
-        """
+        """Return the sum of these losses times the weights of the nodes, (microbatch_size,)."""
         if labels.is_floating_point():
             return (_of_classes(logits, labels).mean(1) * weights).sum()
         losses = F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="none")

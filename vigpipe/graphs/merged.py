@@ -1,4 +1,4 @@
-"""The wide model of sub-networks in evaluations, where every rank has a share of it."""
+"""Evaluate the wide model of sub-networks, of which every rank has a share."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,12 +16,7 @@ class MergedGraphModel:
     """A rank's share of a wide model; see `vigpipe.job.feed.Merged`.
 
     All replicas take the same nodes through the model together. Each has a block of the channels of
-    every layer, and what they exchange are blocks of features, not weights.
-
-    Args:
-        stages: its shares of the stages of this rank.
-        share: what it has of their tensors.
-        pipeline: the pipeline of its sub-model.
+    every layer, and they exchange blocks of features, not weights.
     """
 
     def __init__(self, stages: Sequence[ByColumns], share: WideShare, pipeline: Pipeline) -> None:

@@ -15,13 +15,10 @@ _KEY = "seconds per node and per edge, of each generation of parts"
 
 
 class Repartition:
-    """Ends a generation of parts with what its sub-graphs took on all ranks.
+    """Ends each generation of parts with the times that its sub-graphs took on all ranks.
 
-    Args:
-        generations: the parts, of which the next ones follow from the measurements.
-        sampler: what a replica takes in a step.
-        layout: the degrees, of replicas that take every step together.
-        num_steps: of the run, which may be made longer later.
+    The replicas of the layout take every step together. `num_steps` are those of the run, which may
+    be made longer later.
     """
 
     def __init__(
@@ -29,12 +26,12 @@ class Repartition:
     ) -> None:
         self._generations, self._sampler, self._layout = generations, sampler, layout
         self._num_steps = num_steps
-        self._sizes: list[tuple[int, int]] = []  # nodes and edges of what was measured
+        self._sizes: list[tuple[int, int]] = []  # nodes and edges that were measured
         self._seconds: list[float] = []
         self._is_warm = False
 
     def hear(self, step: int, measured: int, busy_seconds: Sequence[float]) -> str | None:
-        """Be told how long the ranks have worked; see `vigpipe.job.feed.Feed.hear`."""
+        """Be told how long the ranks have worked; see `vigpipe.job.feed.Feed`."""
         steps, generations = steps_per_epoch(self._sampler, self._layout), self._generations
         epoch, next_epoch = step // steps + 1, (step + 1) // steps + 1
         number = generations.number(epoch)
@@ -45,7 +42,7 @@ class Repartition:
             return None
         sizes, seconds = self._sizes, self._seconds
         if len(generations.rates) < new_number:
-            # Two kinds of processors may differ in the last bits.
+            # Different processors may fit rates that differ in the last bits.
             rates = broadcast_value(fit_rates(sizes, seconds), self._layout.world_size)
             generations.rates += [rates] * (new_number - len(generations.rates))
         self._sizes, self._seconds = [], []
@@ -54,8 +51,8 @@ class Repartition:
         return f"parts from epoch {next_epoch} on: {generations.describe(new_number)}"
 
     def _add(self, step: int, busy_seconds: Sequence[float]) -> None:
-        """Keep the size of each replica's sub-graphs in a step, and what all its stages took."""
-        if not any(busy_seconds):  # nothing is known of the step before the first one
+        """Keep the size of each replica's sub-graphs in a step, and the time of all its stages."""
+        if not any(busy_seconds):  # there is no step before the first one
             return
         if not self._is_warm:
             self._is_warm = True

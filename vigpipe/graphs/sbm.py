@@ -8,9 +8,9 @@ from vigpipe.graphs.graph import TEST, TRAIN, VALIDATION, Graph, in_rows
 PREFIX = "sbm:"
 FORM = "sbm:NODES[,CLASSES[,FEATURES[,DEGREE]]]"
 _DEFAULTS = (10, 64, 10)  # classes, features, mean degree
-_WITHIN = 0.8  # share of the edges whose ends are of one class on purpose
+_WITHIN = 0.8  # the fraction of edges that are drawn within a class
 _NOISE = 3.0  # standard deviation of a feature within a class; that of the classes' means is 1
-_MOST = 1 << 31  # numbers of all features together, and ends of edges
+_MOST = 1 << 31  # n times features, and n times degree
 
 
 def draw(name: str, seed: int) -> Graph:
@@ -25,9 +25,8 @@ def draw(name: str, seed: int) -> Graph:
     with the number of edges fixed instead of drawn.
 
     Args:
-        name: sbm:NODES[,CLASSES[,FEATURES[,DEGREE]]], where DEGREE is the mean number of
-            neighbours before repetitions are left out; by default 10 classes, 64 features and
-            degree 10.
+        name: of the FORM, where DEGREE is the mean number of neighbours before repetitions are left
+            out; by default 10 classes, 64 features and degree 10.
         seed: the same seed draws the same graph, with one version of NumPy.
 
     Raises:
@@ -58,13 +57,13 @@ def draw(name: str, seed: int) -> Graph:
 def _draw_edges(
     order: np.ndarray, num_classes: int, degree: int, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw the two ends of every edge; the node at place i of `order` has the class i % C."""
+    """Draw the two ends of every edge; the i-th node of `order` has the class i % C."""
     num_nodes = len(order)
     num_edges = num_nodes * degree // 2
-    places = generator.integers(num_nodes, size=num_edges)
+    firsts = generator.integers(num_nodes, size=num_edges)
     others = generator.integers(num_nodes, size=num_edges)
     within = generator.random(num_edges) < _WITHIN
-    classes = places % num_classes
+    classes = firsts % num_classes
     sizes = (num_nodes - classes + num_classes - 1) // num_classes
     mates = generator.integers(sizes)
     del sizes
@@ -72,7 +71,7 @@ def _draw_edges(
     mates += classes
     others[within] = mates[within]
     del mates, classes, within
-    ends = order[places], order[others]
+    ends = order[firsts], order[others]
     is_edge = ends[0] != ends[1]
     return ends[0][is_edge], ends[1][is_edge]
 

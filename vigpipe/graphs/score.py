@@ -20,12 +20,12 @@ class NodeScore(Score):
 
     Attributes:
         loss: mean cross-entropy; of nodes that may have several classes, the binary one.
-        accuracy: share of the nodes whose most likely class is right; where nodes may have several
-            classes, share of all pairs of a node and a class that are right.
+        accuracy: the fraction of the nodes whose most likely class is right; where nodes may have
+            several classes, of all pairs of a node and a class that are right.
         micro_f1: F1 of all pairs of a node and a class taken together. With one class a node this
             is the accuracy.
-        macro_f1: mean over the classes of each one's F1. As in scikit-learn, a class that no node
-            has, and none is said to have, does not count.
+        macro_f1: the mean F1 of the classes. As in scikit-learn, a class that no node has, and that
+            is predicted for none, does not count.
         num_samples: number of nodes.
     """
 
@@ -42,15 +42,9 @@ class NodeScore(Score):
 class NodeTally:
     """Counts what the scores of some splits are made of, from the logits of a graph.
 
-    Args:
-        graph: the graph.
-        splits: names of the splits.
-        device: where the logits are.
-
     Attributes:
         sums: (splits * (3 + 3 C),) float64: of each split the loss, what is right and the number of
-            nodes, then for each class the nodes that have it and are said to, those that have it,
-            and those that are said to.
+            nodes; then for each class true positives, nodes that have it, and nodes predicted to.
     """
 
     def __init__(self, graph: Graph, splits: Sequence[str], device: torch.device) -> None:
@@ -59,12 +53,9 @@ class NodeTally:
         self.sums = torch.zeros(len(splits) * size, dtype=torch.float64, device=device)
 
     def add(self, batch: ReplicaBatch, logits: Tensor) -> None:
-        """Count the nodes of the whole graph, or those that a rank has of it.
+        """Count the nodes of a batch from `GraphFeed.test_batches`, by their logits, (n, C).
 
-        Args:
-            batch: from `GraphFeed.test_batches`, with the classes of these nodes; without them
-                where another pipeline counts.
-            logits: (n, C), of the same nodes.
+        The batch has no labels where another pipeline counts.
         """
         if batch.labels is None:
             return
@@ -82,10 +73,10 @@ class NodeTally:
 
     def _score(self, sums: Tensor) -> NodeScore:
         loss, right, num_nodes = sums[:3].tolist()
-        both, actual, said = sums[3:].chunk(3)
-        occurs = actual + said > 0
-        f1 = 2 * both / (actual + said).clamp(min=1)
-        micro = 2 * both.sum() / (actual + said).sum().clamp(min=1)
+        both, actual, predicted = sums[3:].chunk(3)
+        occurs = actual + predicted > 0
+        f1 = 2 * both / (actual + predicted).clamp(min=1)
+        micro = 2 * both.sum() / (actual + predicted).sum().clamp(min=1)
         macro = f1[occurs].mean() if occurs.any() else torch.zeros(())
         num_pairs = num_nodes * (self._graph.num_classes if self._graph.is_multi_label else 1)
         return NodeScore(
@@ -95,10 +86,10 @@ class NodeTally:
 
 def _single(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the sums of nodes with one class each: logits (b, C), labels (b,) int64."""
-    said, num_classes = logits.argmax(1), logits.shape[1]
-    is_right = said == labels
+    predicted, num_classes = logits.argmax(1), logits.shape[1]
+    is_right = predicted == labels
     loss = F.cross_entropy(logits, labels, reduction="sum")
-    counts = [labels[is_right], labels, said]
+    counts = [labels[is_right], labels, predicted]
     by_class = [torch.bincount(c, minlength=num_classes).double() for c in counts]
     totals = torch.stack((loss, is_right.sum().double(), loss.new_tensor(len(labels))))
     return torch.cat((totals, *by_class))
@@ -106,9 +97,9 @@ def _single(logits: Tensor, labels: Tensor) -> Tensor:
 
 def _multi(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the sums of nodes with any number of classes: logits and labels, (b, C)."""
-    said, actual = logits > 0, labels > 0
+    predicted, actual = logits > 0, labels > 0
     loss = F.binary_cross_entropy_with_logits(logits, actual.double(), reduction="sum")
-    by_class = [kind.sum(0).double() for kind in (said & actual, actual, said)]
-    right = (said == actual).sum().double()
+    by_class = [kind.sum(0).double() for kind in (predicted & actual, actual, predicted)]
+    right = (predicted == actual).sum().double()
     totals = torch.stack((loss / logits.shape[1], right, loss.new_tensor(len(labels))))
     return torch.cat((totals, *by_class))

@@ -32,8 +32,7 @@ def open_graph(
 
     Args:
         data: the path of a graph file, which ends in .npz, or of a prepared folder; the name of a
-            data set, in capitals or not; or sbm:NODES[,CLASSES[,FEATURES[,DEGREE]]] for a random
-            graph.
+            data set, in any case; or `sbm.FORM` for a random graph.
         data_dir: folder of the data sets, each in a folder of its own.
         download: fetch a data set if it is not there. In a run, one rank downloads before the
             others open the graph.

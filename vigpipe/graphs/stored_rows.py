@@ -1,4 +1,4 @@
-"""Rows that lie in several files, of which only those that are asked for are read."""
+"""Rows in several files, of which only those that are asked for are read."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,14 +10,13 @@ Rows = np.ndarray | csr_array
 
 
 class StoredRows:
-    """The rows of one large array, or sparse matrix, that lie in k files; indexed like an array.
+    """The rows of one large array, or sparse matrix, in k files; indexed like an array.
 
     Args:
-        firsts: (k + 1,) int64, which row is the first one of each file; then how many there are.
+        firsts: (k + 1,) int64, the first row of each file; then the number of rows.
         shape: of the array.
         dtype: of the rows that are returned.
-        read: returns all rows of a file, given its number, without reading yet what nobody looks
-            at; it may be called again and again, and by two threads at once.
+        read: maps all rows of a file, given its number; two threads may call it at once.
         num_stored: how many numbers sparse rows store; None if the rows are dense.
     """
 
@@ -37,7 +36,7 @@ class StoredRows:
         return self.shape[0]
 
     def __getitem__(self, rows: slice | np.ndarray) -> Any:  # noqa: ANN401
-        """Return rows that follow one another, or those of (m,) int64 numbers, in any order."""
+        """Return the rows of a slice without a step, or of (m,) int64 numbers in any order."""
         if isinstance(rows, slice):
             start, end, step = rows.indices(len(self))
             assert step == 1
@@ -63,16 +62,13 @@ class StoredRows:
         files = np.searchsorted(self._firsts, rows, side="right") - 1
         order = np.argsort(files.astype(np.min_scalar_type(len(self._firsts))), kind="stable")
         used, begins = np.unique(files[order], return_index=True)
-        places = np.split(order, begins[1:])[: len(used)]
+        by_file = zip(used.tolist(), np.split(order, begins[1:])[: len(used)], strict=True)
         if self.num_stored is None:
             taken = np.empty((len(rows), *self.shape[1:]), self.dtype)
-            for file, of_file in zip(used.tolist(), places, strict=True):
+            for file, of_file in by_file:
                 taken[of_file] = self._read(file)[rows[of_file] - self._firsts[file]]
             return taken
-        pieces = [
-            self._read(file)[rows[of_file] - self._firsts[file]]
-            for file, of_file in zip(used.tolist(), places, strict=True)
-        ]
+        pieces = [self._read(file)[rows[of] - self._firsts[file]] for file, of in by_file]
         joined = self._joined(pieces or [self._read(0)[:0]])
         return joined[np.argsort(order)] if len(used) > 1 else joined
 
