@@ -59,20 +59,19 @@ class StoredFeatures:
 
 
 def for_model(features: Rows, is_sparse: bool) -> Tensor | SparseRows:
-    """Return features of some or all nodes as models take them.
+    """Return features of some or all nodes, (n, d), as models take them.
 
-    Args:
-        features: (n, d), dense or sparse.
-        is_sparse: what `are_sparse` says of the features of all nodes.
+    `is_sparse` is what `are_sparse` says of the features of all nodes.
     """
     if not isinstance(features, csr_array):
-        return torch.from_numpy(np.require(features, requirements="A"))  # in a file it may not be
+        # torch wants aligned numbers, and those in a file may not be.
+        return torch.from_numpy(np.require(features, requirements="A"))
     if not is_sparse:
         return torch.from_numpy(features.toarray())
     shape: Any = features.shape
     indptr, indices = (a.astype(np.int64) for a in (features.indptr, features.indices))
-    places = Adjacency(torch.from_numpy(indptr), torch.from_numpy(indices), shape[1])
-    return SparseRows(places, torch.from_numpy(features.data))
+    positions = Adjacency(torch.from_numpy(indptr), torch.from_numpy(indices), shape[1])
+    return SparseRows(positions, torch.from_numpy(features.data))
 
 
 def scaled(features: Rows, scaling: Scaling, where: str) -> Rows:

@@ -10,7 +10,7 @@ from vigpipe.errors import InputError
 from vigpipe.files.names import escaped, is_plain
 from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST, TRAIN, Graph, are_rows, in_rows
 
-MOST_FEATURES = 1 << 24  # of a node: the first layer has a row of weights for each
+MOST_FEATURES = 1 << 24  # the first layer has a row of weights for each feature
 _AT_ONCE = 1 << 22  # numbers that are checked together
 _SPLITS = ((TRAIN, "training"), (TEST, "test"))
 

@@ -24,7 +24,9 @@ from vigpipe.graphs.graph import Graph
 class DataSet:
     """A data set, with the name, folder and files of torch-geometric or the Open Graph Benchmark.
 
-    `download` fetches the files into a folder, and returns the folder below it that has them.
+    `read` reads a graph from its name and folder, or raises InputError if a file cannot be read, or
+    the files do not fit together. `download` fetches the files into a folder, and returns the
+    folder below it that has them.
     """
 
     name: str

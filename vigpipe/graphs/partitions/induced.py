@@ -13,7 +13,7 @@ class Induced:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._local = np.full(graph.num_nodes, -1, dtype=np.int64)  # all -1 between calls
-        self._lock = Lock()  # of the table, for a thread that reads ahead
+        self._lock = Lock()  # a thread that reads ahead uses the same table
 
     def on(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return exactly the edges with both ends among some nodes.

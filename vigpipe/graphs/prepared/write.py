@@ -131,7 +131,7 @@ def _write_arrays(
     labels, split = graph.labels[order], graph.split[order]
 
     files: dict[str, FileFacts] = {}
-    digest = hashlib.sha256("\0".join(graph.class_names).encode())  # as Graph.sha256
+    digest = hashlib.sha256("\0".join(graph.class_names).encode())  # the same as Graph.sha256
     digest.update(indptr.data)
     is_sparse = num_stored(graph.features) is not None
     for part in range(partition.num_parts):

@@ -71,7 +71,7 @@ class InLayers(Sampler):
         self._batch_nodes = min(batch_nodes, len(self._train))
         self.num_sub_graphs = (-(-len(self._train) // self._batch_nodes),)
         self.most_targets = self.most_nodes = self._batch_nodes
-        self._most_rows = [self.most_targets]  # from the last layer back
+        self._most_rows = [self.most_targets]  # the last layer's first
         for layer in range(num_layers):
             sources = edge_sampler.most_sources(self.most_nodes, layer)
             self.most_nodes = min(graph.num_nodes, self.most_nodes + sources)

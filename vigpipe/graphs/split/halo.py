@@ -208,15 +208,9 @@ class HaloEdges(SharedEdges):
         return super().attention_sum(shares, rows)
 
     def _with_halo(self, x: Tensor) -> Tensor:
-        is_kept = self._is_features(x)
-        if is_kept and "rows" in self._kept:
-            return self._kept["rows"]
         if self.stale is not None and x.requires_grad and torch.is_grad_enabled():
             return _WithStaleHalo.apply(x, self.halo, self.shards, self.stale, self.stale.slot())  # pyright: ignore[reportReturnType]
-        rows = with_halo(x, self.halo, self.shards)
-        if is_kept:
-            self._kept["rows"] = rows
-        return rows
+        return self._fetch_once(x, lambda: with_halo(x, self.halo, self.shards))
 
 
 def with_halo(x: Tensor, halo: Halo, shards: Shards) -> Tensor:

@@ -111,10 +111,4 @@ class MixedEdges(SharedEdges):
         return to_rows(sums, self.shards, x.shape[1], heads)
 
     def _to_columns(self, x: Tensor, heads: int = 1) -> Tensor:
-        is_kept = self._is_features(x)
-        if is_kept and "columns" in self._kept:
-            return self._kept["columns"]
-        columns = to_columns(x, self.shards, self._num_nodes, heads)
-        if is_kept:
-            self._kept["columns"] = columns
-        return columns
+        return self._fetch_once(x, lambda: to_columns(x, self.shards, self._num_nodes, heads))

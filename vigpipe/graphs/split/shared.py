@@ -1,5 +1,6 @@
 """What the edges of a graph have in common, however ranks share it."""
 
+from collections.abc import Callable
 from copy import copy
 from typing import Self
 
@@ -37,7 +38,8 @@ class SharedEdges(Edges):
     ) -> None:
         super().__init__(adjacency, fused=fused)
         self.shards, self._num_rows, self._features = shards, num_rows, features
-        self._kept: dict[str, Tensor] = {}  # shared with the same edges with loops
+        # What was fetched for the features; the list is shared with the same edges with loops.
+        self._fetched: list[Tensor] = []
 
     @property
     def num_sources(self) -> int:
@@ -50,7 +52,7 @@ class SharedEdges(Edges):
         return self._num_rows
 
     def with_loops(self) -> Self:
-        """Return the edges with a self-loop at every node; both use the same kept rows."""
+        """Return the edges with a self-loop at every node; both use the same fetched rows."""
         looped = copy(self)
         looped.adjacency = self.adjacency.with_loops()
         return looped
@@ -70,9 +72,17 @@ class SharedEdges(Edges):
             return shared_batch_norm(norm, x, self.shards)
         return norm(x)
 
+    def _fetch_once(self, x: Tensor, fetch: Callable[[], Tensor]) -> Tensor:
+        """Return what others have of x; it is kept if x are the features."""
+        if not self._is_features(x):
+            return fetch()
+        if not self._fetched:
+            self._fetched.append(fetch())
+        return self._fetched[0]
+
     def _is_features(self, x: Tensor) -> bool:
         """Whether x is the rows that are the same in every call, or another view of them."""
-        kept = self._features
-        if kept is None or x.requires_grad or x.dtype != kept.dtype:
+        features = self._features
+        if features is None or x.requires_grad or x.dtype != features.dtype:
             return False
-        return x.data_ptr() == kept.data_ptr() and x.shape == kept.shape
+        return x.data_ptr() == features.data_ptr() and x.shape == features.shape

@@ -24,7 +24,7 @@ from vigpipe.parallel.shards import Gifts, Shards, copies_of
 from vigpipe.parallel.switch import SWITCHES, cut, length_of
 
 MOST_PIECES = 2  # into which a rank cuts its columns
-LEAST_COLUMNS = 64  # of a piece; narrower ones would cost more than they save
+LEAST_COLUMNS = 64  # narrower pieces would cost more than they save
 _EVERY = slice(None)
 
 

@@ -145,7 +145,7 @@ class TravellingEdges(MixedEdges):
         self._has_loops = False
 
     def with_loops(self) -> Self:
-        """Return the edges with a self-loop at every node; both use the same kept rows."""
+        """Return the edges with a self-loop at every node; both use the same fetched rows."""
         looped = copy(self)
         looped._has_loops = True
         return looped
