@@ -70,7 +70,7 @@ def hear_all(layout: Layout, seconds_of) -> Parts:
     sampler = run.job.sampler
     assert isinstance(sampler, Parts)
     layout = replace(layout, num_teams=1)
-    repartition = Repartition(sampler.generations, sampler, layout, num_steps=999)
+    repartition = Repartition(sampler, layout, num_steps=999)
     steps = 10 // (layout.num_replicas * layout.num_microbatches)
     for step in range(2 * steps):
         busy = [seconds_of(sampler, step - 1, rank) for rank in range(layout.world_size)]
@@ -99,7 +99,7 @@ def test_measurements_are_read_with_care():
     rows = [({KEY: rates}, "not seconds per node") for rates in wrong]
     for data, why in (({}, "it has no 'seconds per node"), *rows):
         with pytest.raises(ValueError, match=why):
-            Repartition(sampler.generations, sampler, Layout(), 9).restore(data)
+            Repartition(sampler, Layout(), 9).restore(data)
 
 
 def test_wrong_use_is_one_sentence():

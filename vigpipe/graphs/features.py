@@ -79,16 +79,11 @@ def scaled(features: Rows, scaling: Scaling, where: str) -> Rows:
 
     `row` divides each row by its sum. `tfidf` is scikit-learn's TfidfTransformer: x_ij becomes
     x_ij · (ln((1 + n) / (1 + n_j)) + 1), where n_j of the n nodes have a feature j that is not 0,
-    and then each row is divided by its Euclidean length. It counts among all
-    nodes, also those to test with, whose features are known in training. Rows of zeros stay.
+    and then each row is divided by its Euclidean length. All nodes count, also those of the test,
+    because their features are known in training. Rows of zeros stay.
 
-    Args:
-        features: (n, d) float32, dense or as rows of numbers that are not 0; not changed.
-        scaling: `raw` returns the features as they are.
-        where: what the message of an error begins with.
-
-    Returns:
-        (n, d) float32, sparse if they were.
+    Takes and returns (n, d) float32, dense or sparse; for `raw` the same array. Errors begin with
+    `where`.
 
     Raises:
         InputError: there are features below 0, which have no such scales.

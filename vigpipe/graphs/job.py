@@ -296,7 +296,7 @@ class GraphJob:
             num_steps = self.config.steps
             if num_steps is None:
                 num_steps = (self.config.epochs or 0) * self.steps_per_epoch(layout)
-            repartition = Repartition(sampler.generations, sampler, layout, num_steps)
+            repartition = Repartition(sampler, layout, num_steps)
         return GraphFeed(
             self.graph,
             sampler,
@@ -307,13 +307,13 @@ class GraphJob:
             has_first=has_first,
             has_last=has_last,
             repartition=repartition,
-            sharding=None if shards is None else self._sharding(shards, device),
+            sharding=None if shards is None else self._sharding(shards),
         )
 
     def share_models(self, models: Sequence[StagedModel], shards: Shards) -> None:
         """Do nothing: the edges of a batch say which nodes are the rank's."""
 
-    def _sharding(self, shards: Shards, device: torch.device) -> Sharding:
+    def _sharding(self, shards: Shards) -> Sharding:
         config, fused = self.config, self.config.impl == "fused"
         if shards.size == 1:
             number = config.sparse_threads

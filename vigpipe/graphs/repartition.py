@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from vigpipe.graphs.items import steps_per_epoch, sub_graphs
-from vigpipe.graphs.partitions.generations import Generations, Rates, fit_rates
+from vigpipe.graphs.partitions.generations import Rates, fit_rates
 from vigpipe.graphs.samplers.parts import Parts
 from vigpipe.parallel.agreement import broadcast_value
 from vigpipe.parallel.layout import Layout
@@ -21,11 +21,9 @@ class Repartition:
     be made longer later.
     """
 
-    def __init__(
-        self, generations: Generations, sampler: Parts, layout: Layout, num_steps: int
-    ) -> None:
-        self._generations, self._sampler, self._layout = generations, sampler, layout
-        self._num_steps = num_steps
+    def __init__(self, sampler: Parts, layout: Layout, num_steps: int) -> None:
+        self._sampler, self._generations = sampler, sampler.generations
+        self._layout, self._num_steps = layout, num_steps
         self._sizes: list[tuple[int, int]] = []  # nodes and edges that were measured
         self._seconds: list[float] = []
         self._is_warm = False

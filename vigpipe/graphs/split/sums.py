@@ -11,6 +11,7 @@ that it needs have come. A row is summed in one go, so the result does not depen
 """
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -197,19 +198,15 @@ def _sum_by_columns(
     if chunks is not None:
         assert isinstance(sums, WholeSums)
         y = x.new_empty(len(x), num_channels)
-        of_pieces = [_sum_in_chunks(x, columns, bias, sums, shards, chunks, p, y) for p in pieces]
-        for waits in of_pieces:
-            for wait in waits:
-                wait()
+        begun = [_sum_in_chunks(x, columns, bias, sums, shards, chunks, p, y) for p in pieces]
+        for wait in chain.from_iterable(begun):
+            wait()
         return y
 
     def fill(blocks: Sequence[Tensor]) -> None:
         for piece in pieces:
-            # Every rank sums the same piece of its columns, and so gets (n_k, c) from each rank.
-            part = columns
-            if part is None:
-                part = _send_pieces(x, [piece(of_rank) for of_rank in owned], rows, shards)
-            mine = piece(own)
+            part = _send_piece(x, piece, rows, shards) if columns is None else columns
+            mine = piece[shards.place]
             here = slice(mine.start - own.start, mine.stop - own.start)
             of_bias = None if bias is None else bias[mine]
             sums.write(part, rows, [block[:, here] for block in blocks], of_bias)
@@ -232,26 +229,23 @@ def _sum_in_chunks(
     sums: WholeSums,
     shards: Shards,
     chunks: Chunks,
-    piece: Callable[[slice], slice],
+    piece: Sequence[slice],
     y: Tensor,
 ) -> list[Callable[[], Tensor]]:
     """Sum a piece of every rank's columns, in chunks of nodes that leave as they are summed.
 
-    `piece` chooses the columns of the piece from those of a rank. The sums arrive in y, (n_k, C);
-    each of the returned functions waits for those of a chunk.
+    The sums arrive in y, (n_k, C); each of the returned functions waits for those of a chunk.
     """
-    num_channels = x.shape[1]
-    owned = shards.slices(num_channels)
-    pieces, mine = [piece(of_rank) for of_rank in owned], piece(owned[shards.place])
+    mine = piece[shards.place]
     of_bias = None if bias is None else bias[mine]
     part, arrivals = columns, []
     if part is None:
         part = x.new_empty(sums.num_nodes, length_of(mine))
-        arrivals = [_send_chunk(x, c, pieces, shards, chunks, part) for c in chunks.rows]
+        arrivals = [_send_chunk(x, c, piece, shards, chunks, part) for c in chunks.rows]
     graph = sums.adjacency.transposed if sums.transposed else sums.adjacency
-    shapes = [(length_of(of_rank), num_channels) for of_rank in chunks.of_ranks]
+    shapes = [(length_of(of_rank), x.shape[1]) for of_rank in chunks.of_ranks]
     num_arrived, waits = 0, []
-    # Chunks that need few others come first, on all ranks alike.
+    # All ranks must begin their exchanges in one order: first the chunks that need few others.
     in_turn = zip(chunks.rows, chunks.last_needed(graph), strict=True)
     for of_chunk, last in sorted(in_turn, key=lambda chunk: chunk[1]):
         for arrived in arrivals[num_arrived : last + 1]:
@@ -260,7 +254,7 @@ def _sum_in_chunks(
         gifts = Gifts(
             lambda blocks, c=of_chunk: sums.write(part, c, blocks, of_bias),
             shapes,
-            lambda of, to, c=of_chunk: (chunks.local(c, to), pieces[of]),
+            lambda of, to, c=of_chunk: (chunks.local(c, to), piece[of]),
             x,
         )
         waits.append(shards.begin(gifts, SWITCHES, y))
@@ -272,7 +266,7 @@ def _sum_in_chunks(
 def _send_chunk(
     x: Tensor,
     of_chunk: Sequence[slice],
-    pieces: Sequence[slice],
+    piece: Sequence[slice],
     shards: Shards,
     chunks: Chunks,
     part: Tensor,
@@ -280,33 +274,31 @@ def _send_chunk(
     """Begin to send every rank its columns of this rank's rows of a chunk, to arrive in `part`."""
     some = chunks.local(of_chunk, shards.place)
     gifts = Gifts(
-        copies_of(lambda to: x[some, pieces[to]]),
-        [(chunks.num_nodes, length_of(of_rank)) for of_rank in pieces],
+        copies_of(lambda to: x[some, piece[to]]),
+        [(chunks.num_nodes, length_of(of_rank)) for of_rank in piece],
         lambda of, to: (of_chunk[of],),
         x,
     )
     return shards.begin(gifts, SWITCHES, part)
 
 
-def _pieces(owned: Sequence[slice], are_whole: bool) -> list[Callable[[slice], slice]]:
-    """Cut the columns of every rank into the same number of pieces.
+def _pieces(owned: Sequence[slice], are_whole: bool) -> list[tuple[slice, ...]]:
+    """Cut the columns of the ranks into pieces, each of which has some columns of every rank.
 
     Only one piece at a time is in memory as columns of all rows.
     """
     narrowest = min(map(length_of, owned))
     number = 1 if are_whole else max(1, min(MOST_PIECES, narrowest // LEAST_COLUMNS))
-    return [lambda of_rank, index=index: cut(of_rank, number)[index] for index in range(number)]
+    return list(zip(*(cut(of_rank, number) for of_rank in owned), strict=True))
 
 
-def _send_pieces(
-    x: Tensor, pieces: Sequence[slice], rows: Sequence[slice], shards: Shards
-) -> Tensor:
-    """Send every rank a piece of its columns of this rank's rows."""
+def _send_piece(x: Tensor, piece: Sequence[slice], rows: Sequence[slice], shards: Shards) -> Tensor:
+    """Send every rank its columns in a piece of this rank's rows, (n_k, c); return (n, c)."""
     num_nodes = rows[-1].stop
     return shards.exchange(
         Gifts(
-            copies_of(lambda to: x[:, pieces[to]]),
-            [(num_nodes, length_of(piece)) for piece in pieces],
+            copies_of(lambda to: x[:, piece[to]]),
+            [(num_nodes, length_of(of_rank)) for of_rank in piece],
             lambda of, to: (rows[of],),
             x,
         ),
