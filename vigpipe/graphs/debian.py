@@ -28,7 +28,7 @@ LISTS = Path("/var/lib/apt/lists")
 LEAST_IN_CLASS = 100  # a section with fewer packages is no class
 NUM_FEATURES = 512
 _PATTERN = "*_Packages*"
-# apt decompresses what it has compressed in other ways.
+# Lists with other endings are decompressed by apt itself.
 _OPENERS: dict[str, Callable[[Path], bytes]] = {
     "": lambda path: path.read_bytes(),
     ".gz": lambda path: gzip.decompress(path.read_bytes()),

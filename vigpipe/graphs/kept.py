@@ -48,13 +48,10 @@ class Kept(NamedTuple):
 
 
 def read_kept(name: str, beside: Path | None, form: Form) -> Kept | None:
-    """Read what an earlier process has kept; None if no file is there and right.
+    """Read what an earlier process has kept under a name; None if no file is there and right.
 
-    Args:
-        name: of the file, without its ending.
-        beside: the graph's file or folder; files are in <beside>.parts/ if that can be written.
-            None for the user's cache.
-        form: what the file must hold.
+    `beside` is the graph's file or folder, None for a graph without one. Files are in
+    <beside>.parts/, or in the user's cache where that cannot be written.
     """
     for folder in _folders(beside):
         found = _read(folder / f"{name}.safetensors", form)

@@ -10,7 +10,7 @@ FORM = "sbm:NODES[,CLASSES[,FEATURES[,DEGREE]]]"
 _DEFAULTS = (10, 64, 10)  # classes, features, mean degree
 _WITHIN = 0.8  # the fraction of edges that are drawn within a class
 _NOISE = 3.0  # standard deviation of a feature within a class; that of the classes' means is 1
-_MOST = 1 << 31  # n times features, and n times degree
+_MOST = 1 << 31  # bounds n times features, and n times degree
 
 
 def draw(name: str, seed: int) -> Graph:
@@ -24,10 +24,9 @@ def draw(name: str, seed: int) -> Graph:
     Source: Holland, Laskey, Leinhardt, Stochastic blockmodels: First steps, Social Networks 1983,
     with the number of edges fixed instead of drawn.
 
-    Args:
-        name: of the FORM, where DEGREE is the mean number of neighbours before repetitions are left
-            out; by default 10 classes, 64 features and degree 10.
-        seed: the same seed draws the same graph, with one version of NumPy.
+    The name has the FORM, where DEGREE is the mean number of neighbours before repetitions are left
+    out; by default 10 classes, 64 features and degree 10. With one version of NumPy, the same seed
+    draws the same graph.
 
     Raises:
         InputError: the name is of another form, or the numbers are too small or too large.

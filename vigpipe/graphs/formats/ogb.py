@@ -21,7 +21,7 @@ from vigpipe.graphs.graph import TEST, TRAIN, VALIDATION, Graph
 SPLITS = {"ogbn-arxiv": "time", "ogbn-products": "sales_ranking"}  # how the nodes were split
 _RAW = "raw/edge.csv.gz", "raw/node-feat.csv.gz", "raw/node-label.csv.gz"
 _PARTS = {"train": TRAIN, "valid": VALIDATION, "test": TEST}
-_MOST_BYTES = 16 << 30  # an unpacked table may have; the features of ogbn-products have 5 GB
+_MOST_BYTES = 16 << 30  # bytes of an unpacked table; the features of ogbn-products have 5 GB
 _MOST_LINE = 1 << 20
 
 

@@ -27,13 +27,8 @@ class Generations:
 
     The first generation is the partition. Random parts are drawn anew for each further one: which
     nodes are in which part depends on seed and generation only, while the parts keep their sizes.
-    The others are balanced by measured time, and keep their nodes until there are measurements.
-
-    Args:
-        graph: the graph.
-        first: the partition of the first generation.
-        every: number of epochs that a generation lasts; None for the whole run.
-        seed: of the draws.
+    The others are balanced by measured time, and keep their nodes until there are measurements. A
+    generation lasts `every` epochs, or the whole run if that is None.
 
     Attributes:
         rates: what was measured in the first generation, the second, and so on.

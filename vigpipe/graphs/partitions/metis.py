@@ -13,14 +13,8 @@ def metis_parts(joined: csr_array, num_parts: int, draws: np.random.Generator) -
     nodes, more where a part has a few dozen only. METIS draws with the C library's rand(), so
     another operating system may get other parts.
 
-    Args:
-        joined: (n, n), from `neighbours`.
-        num_parts: k.
-        draws: draws the seed of METIS.
-
-    Returns:
-        The part of each node, (n,) int64; a part may be empty if there are hardly more nodes than
-        parts.
+    Takes the matrix of `neighbours`; returns the part of each node, (n,) int64. A part may be empty
+    if there are hardly more nodes than parts.
     """
     starts = np.asarray(joined.indptr, dtype=np.int64)
     adjacency = pymetis.CSRAdjacency(starts, np.asarray(joined.indices, dtype=np.int64))

@@ -44,7 +44,7 @@ class Partition:
 
     @property
     def kept_edge_fraction(self) -> float:
-        """Share of the directed edges with both ends in the same part; 1 if there are no edges."""
+        """The fraction of edges with both ends in the same part; 1 if there are no edges."""
         return self.num_kept / self.num_edges if self.num_edges else 1.0
 
     @property

@@ -17,13 +17,8 @@ def spectral_parts(joined: csr_array, num_parts: int, draws: np.random.Generator
     D' is the degrees plus their mean, so that the eigenvectors are not those of small components:
     regularized spectral clustering, Qin and Rohe 2013 (arXiv:1309.4111).
 
-    Args:
-        joined: (n, n), from `neighbours`; each node has one.
-        num_parts: k, at most n.
-        draws: draws where k-means starts.
-
-    Returns:
-        The part of each node, (n,) int64. A part may be empty, and parts may differ much in size.
+    Takes the matrix of `neighbours`, in which each node has one, and k of at most n; returns the
+    part of each node, (n,) int64. A part may be empty, and parts may differ much in size.
 
     Raises:
         InputError: the graph is too large for a dense matrix.

@@ -20,13 +20,8 @@ def walk_parts(joined: csr_array, num_parts: int, draws: np.random.Generator) ->
     (arXiv:1710.02971); as there, values below 0 are 0, and the embedding is U √Σ of the truncated
     singular value decomposition.
 
-    Args:
-        joined: (n, n), from `neighbours`; each node has one.
-        num_parts: k, at most n.
-        draws: draws the walks, and where the decomposition and k-means start.
-
-    Returns:
-        The part of each node, (n,) int64. A part may be empty, and parts may differ much in size.
+    Takes the matrix of `neighbours`, in which each node has one, and k of at most n; returns the
+    part of each node, (n,) int64. A part may be empty, and parts may differ much in size.
     """
     num_nodes = len(joined.indptr) - 1
     information = _information(_meetings(_walks(joined, draws), num_nodes))

@@ -16,13 +16,9 @@ from vigpipe.ops.sparse_rows import linear
 
 
 class PooledEdges(Edges):
-    """The edges between nodes of which one rank has all; see `vigpipe.model.gnn.edges.Edges`.
+    """The edges of a graph on the host, all of whose nodes one rank has; see `model.gnn.edges`.
 
-    Args:
-        adjacency: the graph, on the host.
-        pool: the threads that sum.
-        chunks: the chunks of the nodes, which are summed one by one.
-        fused: use the fused kernels where there are any.
+    The pool sums the chunks of nodes one by one.
     """
 
     overlaps = True

@@ -19,8 +19,8 @@ NODES = "nodes.safetensors"
 NAMES = "names.json"
 MOST_PARTS = 1 << 16  # two files each
 _FORMAT, _VERSION = "vigpipe graph", 1
-_MOST_BYTES = 64 << 20  # a manifest has some 300 for each part
-_MOST = 1 << 62  # every number in it is below
+_MOST_BYTES = 64 << 20  # a manifest has some 300 bytes for each part
+_MOST = 1 << 62  # all numbers in a manifest are below this
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,11 @@ class Manifest:
 
     Attributes:
         source: what the graph was prepared from.
-        nodes: how many.
-        edges: how many, directed.
+        edges: the number of directed edges.
         features: how many a node has.
         stored: how many numbers the features store, if they are sparse; None if they are dense.
-        multi_label: whether a node may have several classes.
         scaling: `--features`.
-        symmetric: whether the reverse of every edge was added.
-        partition: how the parts were made.
+        symmetric: whether the missing reverse of edges was added.
         seed: of the partition, and of a random graph.
         kept_edges: how many edges have both ends in the same part.
         seconds: how long it took to make the parts.

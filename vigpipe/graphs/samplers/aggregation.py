@@ -40,11 +40,8 @@ def squared_columns(
 ) -> np.ndarray:
     """Return ||A[:, u]||² of every node u, (n,) float64.
 
-    Args:
-        graph: the graph.
-        kind: which weights A consists of, see `Adjacency.weights`.
-        degrees: (n,) int64, from which the weights are computed; for `gcn` those with self-loops.
-        with_loops: whether the graph's own self-loops belong to A.
+    A consists of the weights of `kind`, see `Adjacency.weights`, which are computed from the
+    degrees, for `gcn` those with self-loops. The graph's own self-loops belong to A on request.
     """
     sources, targets = graph.sources(), graph.targets()
     inverses = 1 / np.maximum(degrees, 1)

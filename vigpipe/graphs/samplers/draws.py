@@ -36,10 +36,9 @@ class Sizes:
 
 
 class Urn:
-    """Draws numbers with given probabilities, independently of one another.
+    """Draws numbers independently, with probabilities in proportion to given weights, (n,).
 
-    Args:
-        weights: (n,) not negative, in proportion to the probabilities; at least one is positive.
+    No weight is negative, and at least one is positive.
     """
 
     def __init__(self, weights: np.ndarray) -> None:

@@ -19,12 +19,9 @@ from vigpipe.ops.adjacency import Kind
 class ImportantNodes:
     """Takes the edges that come from nodes which are drawn for the layer.
 
-    Only one thread at a time may call `sample`, which writes to a table; `InLayers` has a lock.
-
-    Args:
-        graph: the graph, which has edges.
-        kind: the weights that A consists of; those of `gcn` without the self-loops.
-        layer_nodes: t, how many nodes are drawn for each layer.
+    Only one thread at a time may call `sample`, which writes to a table; `InLayers` has a lock. A
+    consists of the weights of `kind`, without the self-loops of `gcn`; t is `layer_nodes`. The
+    graph must have edges.
     """
 
     def __init__(self, graph: Graph, kind: Kind, layer_nodes: int) -> None:

@@ -24,11 +24,7 @@ from vigpipe.graphs.samplers.whole import WholeGraph
 
 
 def make_sampler(config: TrainConfig, graph: Graph) -> Sampler:
-    """Make the sampler of --sampler.
-
-    Args:
-        config: all options, with the defaults of the model and the sampler filled in.
-        graph: the graph.
+    """Make the sampler of --sampler; the defaults of the model and the sampler are filled in.
 
     Raises:
         InputError: the graph cannot be sampled so.

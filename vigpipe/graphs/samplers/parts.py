@@ -18,15 +18,9 @@ from vigpipe.ops.adjacency import Adjacency
 class Parts(Sampler):
     """The parts of a partition, in a new order each epoch, several of them joined in a sub-graph.
 
-    A sub-graph of joined parts has the edges between them too (Cluster-GCN, arXiv:1905.07953).
-
-    Args:
-        graph: the graph.
-        generations: the parts of every epoch.
-        num_joined: how many parts make a sub-graph; the last one of a group may have fewer.
-        seed: of the order.
-        num_groups: D if each of D replicas has parts of its own: replica r has the parts r, r + D,
-            r + 2 D, and so on; otherwise 1.
+    A sub-graph of joined parts has the edges between them too (Cluster-GCN, arXiv:1905.07953). The
+    last one of a group may have fewer. With D groups, one for each replica, replica r has the parts
+    r, r + D, r + 2 D, and so on.
     """
 
     def __init__(

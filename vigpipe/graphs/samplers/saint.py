@@ -28,14 +28,8 @@ from vigpipe.ops.adjacency import Sampled
 class Saint(Sampler):
     """The sub-graph on nodes that are drawn; an epoch draws as many nodes as the graph has.
 
-    An epoch has n / (mean nodes of a sub-graph) sub-graphs, rounded up.
-
-    Args:
-        graph: the graph.
-        draw_nodes: draws the nodes of a sub-graph, most_drawn at most.
-        most_drawn: see `draw_nodes`.
-        counts: how often nodes and edges came in sub-graphs that `draw_nodes` has drawn.
-        seed: of the draws.
+    An epoch has n / (mean nodes of a sub-graph) sub-graphs, rounded up. `draw_nodes` draws at most
+    `most_drawn` nodes, and has drawn those that were counted.
     """
 
     def __init__(

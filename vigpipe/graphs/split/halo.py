@@ -113,12 +113,9 @@ class Halo:
 
 
 def make_halo(adjacency: Adjacency, parts: np.ndarray, place: int) -> Halo:
-    """Find what the rank of a part has of the whole graph.
+    """Find what the rank of part `place` has of the whole graph, which is on the host.
 
-    Args:
-        adjacency: the whole graph of n nodes, on the host.
-        parts: (n,) int64, the part of each node, 0 ... m - 1.
-        place: the part of this rank.
+    `parts` has the part of each node, (n,) int64 from 0 to m - 1.
     """
     num_parts, num_nodes = int(parts.max()) + 1, adjacency.num_targets
     sources, targets = adjacency.indices.numpy(), adjacency.targets.numpy()
@@ -154,14 +151,8 @@ def make_halo(adjacency: Adjacency, parts: np.ndarray, place: int) -> Halo:
 class HaloEdges(SharedEdges):
     """The edges that end in the nodes of a rank's part.
 
-    Args:
-        halo: the rank's part, and what travels.
-        shards: the ranks.
-        features: rows that are the same in every call, so that their halo is fetched only once;
-            None for none.
-        stale: keeps the halos of the last step, which training then takes; None to take those of
-            the same step.
-        fused: use the fused kernels where there are any.
+    `stale` keeps the halos of the last step, which training then takes; None to take those of the
+    same step. For `features` see `SharedEdges`.
     """
 
     def __init__(

@@ -22,16 +22,9 @@ from vigpipe.parallel.switch import SCORES, all_rows, to_columns, to_rows, total
 class MixedEdges(SharedEdges):
     """The edges between nodes of which a rank has the rows, or some columns of all.
 
-    Every method takes and returns rows of this rank's nodes, `shards.own(n)`, except for weights of
-    edges, (e, H), which are the same on all ranks.
-
-    Args:
-        adjacency: the whole graph.
-        shards: the ranks.
-        features: rows that are the same in every call, and whose columns are therefore kept; None
-            for none.
-        chunks: in how many chunks of nodes sums leave, where ranks send.
-        fused: use the fused kernels where there are any.
+    Methods take and return rows of this rank's nodes, `shards.own(n)`, except for keys and weights
+    of edges, (e, ...), which are the same on all ranks. The adjacency is that of the whole graph.
+    Where ranks send, sums leave in `chunks` chunks of nodes. For `features` see `SharedEdges`.
     """
 
     def __init__(

@@ -96,11 +96,7 @@ class Unsharded(Sharding):
 class ShardedByRows(Sharding):
     """Ranks with some rows each, or columns of all: --split mixed.
 
-    Args:
-        shards: the ranks.
-        chunks: in how many chunks of nodes sums leave, where ranks send.
-        travels: whether a rank keeps only the edges of its own nodes.
-        fused: use the fused kernels where there are any.
+    If the graph `travels`, a rank keeps only the edges of its own nodes.
     """
 
     def __init__(self, shards: Shards, *, chunks: int, travels: bool, fused: bool) -> None:
@@ -135,12 +131,7 @@ class ShardedByRows(Sharding):
 class ShardedByParts(Sharding):
     """Ranks with parts of the whole graph: --split halo.
 
-    Args:
-        shards: the ranks.
-        owners: (n,) int64, which of the ranks has a node.
-        kind: what they get of one another's rows.
-        seed: of the rows that are sampled.
-        fused: use the fused kernels where there are any.
+    `owners` says which of the ranks has a node, (n,) int64; the seed is that of sampled halos.
     """
 
     def __init__(

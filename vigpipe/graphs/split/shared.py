@@ -22,7 +22,7 @@ class SharedEdges(Edges):
         adjacency: the edges that this rank computes with.
         shards: the ranks.
         num_rows: number of nodes that this rank has.
-        features: rows that are the same in every call, so that other ranks' rows of them need be
+        features: rows that are the same in every call, so that what other ranks have of them is
             fetched only once; None for none.
         fused: use the fused kernels where there are any.
     """

@@ -91,16 +91,10 @@ def switched_sums(
 ) -> Tensor:
     """Switch to columns, sum what the edges bring, and switch back: (n_k, C) -> (n_k, C).
 
-    Not all of the columns are in memory at once.
-
-    Args:
-        x: the rank's rows; if columns are known, only the shape, type and gradient of x count.
-        columns: the rank's columns of all rows, if they are known.
-        added: (n_k, C), or (C,) for all nodes, that is added to the sums; None for nothing.
-        sums: what is summed.
-        shards: the ranks.
-        chunks: of nodes, that leave as they are summed; None where all leave at once. With chunks,
-            `sums` must be `WholeSums`.
+    The rank's columns of all rows are not in memory at once, unless they are known; then only the
+    shape, type and gradient of the rank's rows, x, count. What is added to the sums is (n_k, C), or
+    (C,) for all nodes. Chunks of nodes leave as they are summed, for which the sums must be
+    `WholeSums`; without chunks, all leave at once.
     """
     y = _SwitchedSums.apply(x, columns, added, sums, shards, chunks)
     return y  # pyright: ignore[reportReturnType]

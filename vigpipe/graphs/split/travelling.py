@@ -27,22 +27,19 @@ _FITS_INT32 = 1 << 31
 class Block(Adjacency):
     """The edges that end in the nodes of one rank, or those that leave them if transposed.
 
-    Args:
-        packed: (rows + 1 + e,), where the edges of each row begin, then the sources.
-        rows: the nodes.
-        degrees: no edges, but the degrees of all nodes of the graph, which is not transposed.
-        transposed: whether the edges are reversed.
+    `packed` has where the edges of each row begin, then the sources, (rows + 1 + e,); `degrees` has
+    no edges, but the degrees of all nodes of the graph, which is not transposed.
     """
 
     def __init__(self, packed: Tensor, rows: slice, degrees: Excerpt, transposed: bool) -> None:
         indptr, indices = packed.long().tensor_split([length_of(rows) + 1])
         self._keep(indptr, indices, degrees.num_targets)
-        self._rows, self._of_nodes, self._transposed = rows, degrees, transposed
+        self._rows, self._of_nodes, self._is_transposed = rows, degrees, transposed
 
     def factors(self, kind: Kind, dtype: torch.dtype, transposed: bool = False) -> Factors:
         """Return the nodes' factors in the graph of the block; see `Adjacency.factors`."""
         assert not transposed  # the reversed edges are another block
-        _, of_sources, of_targets = self._of_nodes.factors(kind, dtype, self._transposed)
+        _, of_sources, of_targets = self._of_nodes.factors(kind, dtype, self._is_transposed)
         return Factors(None, of_sources, None if of_targets is None else of_targets[self._rows])
 
 
@@ -120,14 +117,8 @@ class TravellingSums(NamedTuple):
 class TravellingEdges(MixedEdges):
     """The edges between nodes of which a rank has the rows, or some columns of all.
 
-    Attention is not for these, since every rank would have the weights of all edges.
-
-    Args:
-        whole: the graph, on the host.
-        shards: the ranks.
-        device: where the rows are.
-        features: as for `MixedEdges`.
-        fused: use the fused kernels where there are any.
+    The whole graph is on the host, the rows on the device. Attention is not for these, since every
+    rank would have the weights of all edges.
     """
 
     def __init__(
