@@ -138,6 +138,12 @@ def rows_of_kept(rows: np.ndarray, is_kept: np.ndarray) -> np.ndarray:
     return num_kept[rows]
 
 
+def sort_rows(indptr: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """Return the indices of compressed rows, ascending in each row."""
+    rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+    return indices[np.lexsort((indices, rows))]
+
+
 def in_rows(
     sources: np.ndarray, targets: np.ndarray, num_nodes: int, *, both_ways: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -167,6 +173,30 @@ def in_rows(
     keys = keys[is_first]
     indptr = np.searchsorted(keys, np.arange(num_nodes + 1) * num_nodes)
     return indptr, np.remainder(keys, max(1, num_nodes), out=keys)
+
+
+def random_walks(
+    indptr: np.ndarray,
+    indices: np.ndarray | StoredRows,
+    roots: np.ndarray,
+    num_steps: int,
+    draws: np.random.Generator,
+) -> np.ndarray:
+    """Return the nodes of random walks from some roots, (num_steps + 1, m), of the roots' type.
+
+    A step follows an edge backwards, to its source; a walk stays on a node that no edge ends in.
+    """
+    walks = np.empty((num_steps + 1, len(roots)), dtype=roots.dtype)
+    walks[0] = roots
+    for step in range(num_steps):
+        nodes = walks[step]
+        starts = indptr[nodes]
+        degrees = indptr[nodes + 1] - starts
+        offsets = (draws.random(len(nodes)) * degrees).astype(np.int64)
+        goes_on = degrees > 0
+        walks[step + 1] = nodes
+        walks[step + 1, goes_on] = indices[(starts + offsets)[goes_on]]
+    return walks
 
 
 def symmetric(graph: Graph) -> tuple[np.ndarray, np.ndarray]:

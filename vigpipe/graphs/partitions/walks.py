@@ -4,6 +4,7 @@ import numpy as np
 from scipy.sparse import coo_array, csr_array
 from sklearn.utils.extmath import randomized_svd
 
+from vigpipe.graphs.graph import random_walks
 from vigpipe.graphs.partitions.clusters import clusters
 
 NODES_PER_WALK = 10
@@ -24,7 +25,9 @@ def walk_parts(joined: csr_array, num_parts: int, draws: np.random.Generator) ->
     part of each node, (n,) int64. A part may be empty, and parts may differ much in size.
     """
     num_nodes = len(joined.indptr) - 1
-    information = _information(_meetings(_walks(joined, draws), num_nodes))
+    roots = np.tile(np.arange(num_nodes, dtype=joined.indices.dtype), WALKS_PER_NODE)
+    walks = random_walks(joined.indptr, joined.indices, roots, NODES_PER_WALK - 1, draws)
+    information = _information(_meetings(walks, num_nodes))
     left, values, _ = randomized_svd(
         information,
         min(DIMENSIONS, num_nodes),
@@ -32,18 +35,6 @@ def walk_parts(joined: csr_array, num_parts: int, draws: np.random.Generator) ->
         random_state=int(draws.integers(1 << 31)),
     )
     return clusters(left * np.sqrt(values), num_parts, draws)
-
-
-def _walks(joined: csr_array, draws: np.random.Generator) -> np.ndarray:
-    """Return the nodes of some walks from every node, (NODES_PER_WALK, number of walks)."""
-    degrees = np.diff(joined.indptr)
-    at = np.tile(np.arange(len(degrees)), WALKS_PER_NODE)
-    walks = np.empty((NODES_PER_WALK, len(at)), dtype=joined.indices.dtype)
-    walks[0] = at
-    for step in range(1, NODES_PER_WALK):
-        edges = joined.indptr[at] + (draws.random(len(at)) * degrees[at]).astype(np.int64)
-        walks[step] = at = joined.indices[edges]
-    return walks
 
 
 def _meetings(walks: np.ndarray, num_nodes: int) -> csr_array:

@@ -18,7 +18,7 @@ from vigpipe.errors import InputError
 from vigpipe.files.digest import file_digest
 from vigpipe.files.names import escaped
 from vigpipe.graphs.features import Scaling, num_stored
-from vigpipe.graphs.graph import Graph
+from vigpipe.graphs.graph import Graph, sort_rows
 from vigpipe.graphs.partitions.partition import Partition
 from vigpipe.graphs.prepared.manifest import (
     MOST_PARTS,
@@ -136,7 +136,8 @@ def _write_arrays(
     is_sparse = num_stored(graph.features) is not None
     for part in range(partition.num_parts):
         nodes = partition.nodes_of(part)
-        indices = _sources(graph, nodes, new_numbers)
+        indptr_of_part, edges = graph.edges_into(nodes)
+        indices = sort_rows(indptr_of_part, new_numbers[graph.indices[edges]])
         digest.update(indices.astype(np.int64).data)
         _save(folder, edges_file(part), {"indices": indices}, files)
         if is_sparse:
@@ -160,14 +161,6 @@ def _write_arrays(
         (folder / NAMES).write_text(names, encoding="utf-8")
         files[NAMES] = FileFacts(*file_digest(folder / NAMES))
     return files, digest.hexdigest()
-
-
-def _sources(graph: Graph, nodes: np.ndarray, new_numbers: np.ndarray) -> np.ndarray:
-    """Return the new numbers of the sources of edges, ascending for each of `nodes`."""
-    rows, edges = graph.edges_into(nodes)
-    sources = new_numbers[graph.indices[edges]]
-    row_of = np.repeat(np.arange(len(nodes)), np.diff(rows))
-    return sources[np.lexsort((sources, row_of))]
 
 
 def _write_dense(

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from vigpipe.graphs.graph import TRAIN, Graph
+from vigpipe.graphs.graph import TRAIN, Graph, random_walks
 from vigpipe.graphs.partitions.induced import Induced
 from vigpipe.graphs.samplers.aggregation import degrees_of, squared_columns
 from vigpipe.graphs.samplers.counts import Counts
@@ -129,23 +129,10 @@ def by_edges(graph: Graph, num: int) -> DrawNodes:
 
 
 def by_walks(graph: Graph, num_roots: int, length: int) -> DrawNodes:
-    """Draw the nodes of random walks, whose roots are drawn uniformly, with replacement.
-
-    A step follows an edge backwards, to its source; a walk stays on a node that no edge ends in.
-    `length` is the number of steps.
-    """
-    degrees = np.diff(graph.indptr)
+    """Draw the nodes of walks of `length` steps, from uniformly drawn roots, with replacement."""
 
     def draw(draws: np.random.Generator) -> np.ndarray:
-        walks = np.empty((length + 1, num_roots), dtype=np.int64)
-        walks[0] = draws.integers(graph.num_nodes, size=num_roots)
-        for step in range(length):
-            nodes, numbers = walks[step], draws.random(num_roots)
-            offsets = (numbers * degrees[nodes]).astype(np.int64)
-            goes_on = degrees[nodes] > 0
-            walks[step + 1] = nodes
-            edges = (graph.indptr[nodes] + offsets)[goes_on]
-            walks[step + 1, goes_on] = graph.indices[edges]
-        return walks.ravel()
+        roots = draws.integers(graph.num_nodes, size=num_roots)
+        return random_walks(graph.indptr, graph.indices, roots, length, draws).ravel()
 
     return draw

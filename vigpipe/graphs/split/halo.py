@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from vigpipe.graphs.graph import edges_into, rows_of_kept
+from vigpipe.graphs.graph import edges_into, rows_of_kept, sort_rows
 from vigpipe.graphs.split.shared import SharedEdges
 from vigpipe.graphs.split.stale import StaleHalos
 from vigpipe.ops.adjacency import Adjacency, Excerpt, Kind, Sampled
@@ -118,12 +118,8 @@ def make_halo(adjacency: Adjacency, parts: np.ndarray, place: int) -> Halo:
     `parts` has the part of each node, (n,) int64 from 0 to m - 1.
     """
     num_parts, num_nodes = int(parts.max()) + 1, adjacency.num_targets
-    sources, targets = adjacency.indices.numpy(), adjacency.targets.numpy()
-    crosses = parts[sources] != parts[targets]
-    # Each node on the boundary once for each part that it has neighbours in, by part and node.
-    to, sent = np.divmod(
-        np.unique(parts[targets[crosses]] * num_nodes + sources[crosses]), num_nodes
-    )
+    sources = adjacency.indices.numpy()
+    to, sent = _crossings(adjacency.targets.numpy(), sources, parts)
     owners = parts[sent]
     in_halo = np.flatnonzero(to == place)
     in_halo = in_halo[np.argsort(owners[in_halo], kind="stable")]
@@ -135,8 +131,7 @@ def make_halo(adjacency: Adjacency, parts: np.ndarray, place: int) -> Halo:
     row_of = np.full(num_nodes, -1)
     row_of[here] = np.arange(len(here))
     indptr, edges = edges_into(adjacency.indptr.numpy(), nodes)
-    new, targets = row_of[sources[edges]], np.repeat(np.arange(len(nodes)), np.diff(indptr))
-    indices = new[np.lexsort((new, targets))]  # ascending in each row again
+    indices = sort_rows(indptr, row_of[sources[edges]])
     degrees = [a.in_degrees[torch.from_numpy(here)] for a in (adjacency, adjacency.with_loops())]
     return Halo(
         nodes,
@@ -146,6 +141,15 @@ def make_halo(adjacency: Adjacency, parts: np.ndarray, place: int) -> Halo:
         tuple(torch.from_numpy(row_of[sent[rows]]) for rows in given),
         tuple(np.bincount(parts, minlength=num_parts).tolist()),
     )
+
+
+def _crossings(
+    targets: np.ndarray, sources: np.ndarray, parts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return each node with edges into another part, once for each such part: parts, and nodes."""
+    crosses = parts[sources] != parts[targets]
+    pairs = parts[targets[crosses]] * len(parts) + sources[crosses]
+    return np.divmod(np.unique(pairs), len(parts))
 
 
 class HaloEdges(SharedEdges):
@@ -293,10 +297,8 @@ def work_of_parts(
     Takes the nodes that each edge ends in and comes from, (e,), and the part of each node, (n,)
     int64; returns (m, 3) int64.
     """
-    num_nodes = len(parts)
-    crosses = parts[sources] != parts[targets]
-    sent = np.unique(parts[targets[crosses]] * num_nodes + sources[crosses])
+    to, _ = _crossings(targets, sources, parts)
     own = np.bincount(parts, minlength=num_parts)
-    halo = np.bincount(sent // num_nodes, minlength=num_parts)
+    halo = np.bincount(to, minlength=num_parts)
     edges = np.bincount(parts[targets], minlength=num_parts)
     return np.stack((own, own + halo, edges), axis=1)
