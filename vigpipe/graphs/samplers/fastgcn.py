@@ -31,7 +31,7 @@ class ImportantNodes:
             norms = squared_columns(graph, kind, looped, with_loops=False)
         else:
             norms = squared_columns(graph, kind, plain, with_loops=True)
-        if not norms.any():  # self-loops alone, which are not sampled
+        if not norms.any():  # all edges are self-loops, which are not sampled
             norms = np.ones(graph.num_nodes)
         self._shares, self._urn = norms / norms.sum(), Urn(norms)
         self._factors = np.zeros(graph.num_nodes)  # all 0 between calls

@@ -1,9 +1,9 @@
 """Train on some nodes at a time, with edges that are sampled anew for every layer.
 
-The last layer makes features of the nodes of a batch, from their own and from those that sampled
-edges come from. All of these are the nodes of which the layer before it makes features, and so on.
-A node's own features are never sampled: neither those that an update takes, nor the self-loops of
-`gcn` and `gcn2`.
+The last layer computes features of the nodes of a batch from their own features and from those of
+the sources of sampled edges. The layer before it computes features of all these nodes, and so on.
+A node's own features are never left out: neither where an update takes them, nor as the self-loops
+of `gcn` and `gcn2`.
 """
 
 from functools import cached_property, lru_cache
@@ -170,7 +170,7 @@ class InLayers(Sampler):
 def _in_rows(
     edges: Edges, positions: np.ndarray, num_sources: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return `indptr`, `indices` and factors of edges, whose sources ascend in each row."""
+    """Return `indptr`, `indices` and factors of edges, with ascending sources in each row."""
     rows = np.repeat(np.arange(len(edges.nums)) * num_sources, edges.nums)
     keys = rows + positions[edges.sources]
     order = np.argsort(keys)

@@ -5,9 +5,9 @@ sums go back to them:
 
     rows, (n_k, C)  ->  columns, (n, C_k)  ->  their sums, (n, C_k)  ->  rows, (n_k, C)
 
-Ranks of one machine write the sums where they are wanted. Where ranks send, they can do so in
-chunks of nodes: chunk after chunk leaves as it is summed, and a chunk is summed as soon as the rows
-that it needs have come. A row is summed in one go, so the result does not depend on the chunks.
+Ranks of one machine write the sums into each other's memory. Where ranks send, they can do so in
+chunks of nodes: each chunk is summed as soon as the rows that it needs have come, and is then sent
+at once. A row is summed in one go, so the result does not depend on the chunks.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,13 +44,10 @@ class Sums(Protocol):
     def write(
         self, x: Tensor, rows: Sequence[slice], out: Sequence[Tensor], added: Tensor | None
     ) -> None:
-        """Write sums to where they are wanted.
+        """Write the sums of x, (n, c), for some pieces of rows.
 
-        Args:
-            x: (n, c).
-            rows: which sums, in pieces.
-            out: where each piece is to be, (number of rows, c); the rows may be apart.
-            added: (c,), what is added to each sum; None for nothing.
+        Each piece is written to a tensor of `out`, (number of rows, c), whose rows may be apart. To
+        each sum `added`, (c,), is added.
         """
         ...
 
@@ -75,7 +72,7 @@ class WholeSums(NamedTuple):
     def write(
         self, x: Tensor, rows: Sequence[slice], out: Sequence[Tensor], added: Tensor | None
     ) -> None:
-        """Write sums to where they are wanted; see `Sums.write`."""
+        """Write the sums of some pieces of rows; see `Sums.write`."""
         options = {"transposed": self.transposed, "fused": self.fused}
         for piece, of_piece in zip(rows, out, strict=True):
             write_sums(self.adjacency, x, self.kind, piece, of_piece, added, **options)
