@@ -1,9 +1,12 @@
 """Aggregation of neighbour features over a graph given as indices.
 
-A rank that has some nodes only (`shared`) has those as x; the graph is of all nodes. Otherwise, in
-every function, x are the nodes, (B, N, C); y are the candidates that the graph's indices refer
-to, (B, M, C), or None for x itself; graph is (B, N, K) int64.
+In every function, x are the nodes, (B, N, C); y are the candidates that the graph's indices refer
+to, (B, M, C), or None for x itself; graph is (B, N, K) int64. Where several ranks share an image,
+`shared` stands for all of its nodes: x or y are then this rank's nodes only, and the graph is that
+of all nodes.
 """
+
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -33,18 +36,8 @@ def relative(
     """Interleave the nodes' features with the maximum or mean of y_j - x_i over the neighbours j.
 
     Max-relative aggregation: Li et al. 2019 (arXiv:1904.03751), equation 5. Interleaved as the
-    published weights of ViG expect: [x0, m0, x1, m1, ...].
-
-    Args:
-        x: nodes, (B, N, C).
-        graph: indices of each node's neighbours in y, (B, N, K) int64.
-        y: candidates, (B, M, C); None for the nodes themselves.
-        mode: `max`, or `max_mean` for maximum and mean.
-        shared: the nodes, where other ranks have some of them.
-        fused: use the fused operator where there is one.
-
-    Returns:
-        (B, N, 2C), or (B, N, 3C) with `max_mean`.
+    published weights of ViG expect: [x0, m0, x1, m1, ...]. The mode is `max`, which gives
+    (B, N, 2C), or `max_mean` for maximum and mean, which gives (B, N, 3C).
     """
     if shared is not None:
         return region("aggregation", _relative_to, x, shared, graph, mode, fused)
@@ -54,19 +47,9 @@ def relative(
 def neighbour_sum(
     y: Tensor, graph: Tensor, shared: SharedNodes | None = None, *, fused: bool = True
 ) -> Tensor:
-    """Sum y_j over the neighbours j of every node.
-
-    Args:
-        y: candidates, (B, M, C).
-        graph: indices of each node's neighbours in y, (B, N, K) int64.
-        shared: the nodes, where other ranks have some of them.
-        fused: use the fused operator where there is one.
-
-    Returns:
-        (B, N, C).
-    """
+    """Sum y_j over the neighbours j of every node: (B, M, C), (B, N, K) -> (B, N, C)."""
     if shared is not None:
-        return region("aggregation", _shared_sum, y, shared, graph, fused)
+        return region("aggregation", partial(shared.reduced, mode="sum", fused=fused), y, graph)
     return region("aggregation", _aggregated, None, y, graph, "sum", False, fused)
 
 
@@ -77,14 +60,10 @@ def _aggregated(
 
 
 def _relative_to(x: Tensor, shared: SharedNodes, graph: Tensor, mode: str, fused: bool) -> Tensor:
-    """Subtract x from what is reduced: rounding is monotone, so the maximum is the same."""
-    of_all = shared.reduced(x, graph, mode, fused=fused).unflatten(2, (x.shape[2], -1))
+    """Subtract x after reducing: rounding is monotone, so the maximum is the same."""
+    reduced = shared.reduced(x, graph, mode, fused=fused).unflatten(2, (x.shape[2], -1))
     x = x.unsqueeze(3)
-    return torch.cat((x, of_all - x), dim=3).flatten(2)
-
-
-def _shared_sum(y: Tensor, shared: SharedNodes, graph: Tensor, fused: bool) -> Tensor:
-    return shared.reduced(y, graph, "sum", fused=fused)
+    return torch.cat((x, reduced - x), dim=3).flatten(2)
 
 
 def _gathered(y: Tensor, graph: Tensor) -> Tensor:

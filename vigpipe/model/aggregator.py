@@ -2,9 +2,9 @@
 
 Names and shapes of the parameters are those of the authors' code, with four groups in every layer.
 
-Sub-networks (`model.slicing`) share the channels inside each of the four groups, so that the groups
-of a narrow convolution are parts of those of the wide one. They all have the same columns of a
-weight, so every sub-network has the same channels of each. `channels` says how they lie.
+Sub-networks (`model.slicing`) divide the channels inside each of the four groups, so that the
+groups of a narrow convolution are parts of those of the wide one. All four groups have the same
+columns of a weight, so a sub-network has the same channels of each group.
 """
 
 from collections.abc import Mapping
@@ -30,13 +30,30 @@ class Aggregator(nn.Module):
     """A graph convolution.
 
     Attributes:
-        channels: the side that a role stands for. Its group is `x`, of the channels of one of so
-            many equal parts of the input, or `out`, of those of one of four parts of the output.
-        roles: of the dimensions of its tensors.
+        channels: the side that each role stands for. The sides' groups are `x`, the channels of one
+            of the equal parts of the input, and `out`, those of one of the four parts of the
+            output. `x` here has as many repeats as the input has parts.
+        roles: a role for each dimension of the tensors.
     """
 
     channels: ClassVar[Mapping[str, Side]]
     roles: ClassVar[Roles]
+
+    def forward(
+        self, x: Tensor, graph: Tensor, y: Tensor | None, shared: SharedNodes | None = None
+    ) -> Tensor:
+        """Aggregate the neighbours of every node, and transform the result.
+
+        Args:
+            x: nodes, (B, N, C).
+            graph: indices of each node's neighbours in y, (B, N, K) int64.
+            y: candidates, (B, M, C); None for the nodes themselves.
+            shared: the nodes, where other ranks have some of them; y is None then.
+
+        Returns:
+            (B, N, 2C).
+        """
+        raise NotImplementedError
 
 
 class MaxRelativeConv(Aggregator):
@@ -47,6 +64,7 @@ class MaxRelativeConv(Aggregator):
     """
 
     fused = True
+    mode: ClassVar[str] = "max"  # see `aggregate.relative`
     channels: ClassVar[Mapping[str, Side]] = {
         "x": Side("x", repeats=4),
         "in": Side("x", run=2),
@@ -56,58 +74,27 @@ class MaxRelativeConv(Aggregator):
 
     def __init__(self, channels: int, norm: Norm) -> None:
         super().__init__()
-        self.nn = _layer(2 * channels, 2 * channels, norm)
+        self.nn = _layer(self.channels["in"].run * channels, 2 * channels, norm)
 
     def forward(
         self, x: Tensor, graph: Tensor, y: Tensor | None, shared: SharedNodes | None = None
     ) -> Tensor:
-        """Aggregate the neighbours of every node, and transform the result.
-
-        Args:
-            x: nodes, (B, N, C).
-            graph: indices of each node's neighbours in y, (B, N, K) int64.
-            y: candidates, (B, M, C); None for the nodes themselves.
-            shared: the nodes, where other ranks have some of them; y is None then.
-
-        Returns:
-            (B, N, 2C).
-        """
-        return self.nn(relative(x, graph, y, "max", shared, fused=self.fused))
+        """Convolve; see `Aggregator.forward`."""
+        return self.nn(relative(x, graph, y, self.mode, shared, fused=self.fused))
 
 
-class MaxMeanConv(Aggregator):
+class MaxMeanConv(MaxRelativeConv):
     """Max-relative and mean-relative aggregation together, after PVG (arXiv:2308.00574).
 
     Features, maxima and means are interleaved as in MaxRelativeConv: [x0, m0, a0, x1, ...].
     """
 
-    fused = True
+    mode: ClassVar[str] = "max_mean"
     channels: ClassVar[Mapping[str, Side]] = {
         "x": Side("x", repeats=4),
         "in": Side("x", run=3),
         "out": _OUT,
     }
-    roles: ClassVar[Roles] = within("nn.", Layer.roles)
-
-    def __init__(self, channels: int, norm: Norm) -> None:
-        super().__init__()
-        self.nn = _layer(3 * channels, 2 * channels, norm)
-
-    def forward(
-        self, x: Tensor, graph: Tensor, y: Tensor | None, shared: SharedNodes | None = None
-    ) -> Tensor:
-        """Aggregate the neighbours of every node, and transform the result.
-
-        Args:
-            x: nodes, (B, N, C).
-            graph: indices of each node's neighbours in y, (B, N, K) int64.
-            y: candidates, (B, M, C); None for the nodes themselves.
-            shared: the nodes, where other ranks have some of them; y is None then.
-
-        Returns:
-            (B, N, 2C).
-        """
-        return self.nn(relative(x, graph, y, "max_mean", shared, fused=self.fused))
 
 
 class EdgeConv(Aggregator):
@@ -130,17 +117,7 @@ class EdgeConv(Aggregator):
     def forward(
         self, x: Tensor, graph: Tensor, y: Tensor | None, shared: SharedNodes | None = None
     ) -> Tensor:
-        """Aggregate the neighbours of every node, and transform the result.
-
-        Args:
-            x: nodes, (B, N, C).
-            graph: indices of each node's neighbours in y, (B, N, K) int64.
-            y: candidates, (B, M, C); None for the nodes themselves.
-            shared: the nodes, where other ranks have some of them; y is None then.
-
-        Returns:
-            (B, N, 2C).
-        """
+        """Convolve; see `Aggregator.forward`."""
         others = neighbours(x if y is None else y, graph, shared)  # (B, N, K, C)
         x = x.unsqueeze(2).expand_as(others)
         return self.nn(torch.cat((x, others - x), dim=-1)).max(2).values
@@ -174,23 +151,9 @@ class SageConv(Aggregator):
     def forward(
         self, x: Tensor, graph: Tensor, y: Tensor | None, shared: SharedNodes | None = None
     ) -> Tensor:
-        """Aggregate the neighbours of every node, and transform the result.
-
-        Args:
-            x: nodes, (B, N, C).
-            graph: indices of each node's neighbours in y, (B, N, K) int64.
-            y: candidates, (B, M, C); None for the nodes themselves.
-            shared: the nodes, where other ranks have some of them; y is None then.
-
-        Returns:
-            (B, N, 2C).
-        """
-        return self.nn2(
-            torch.cat(
-                (x, self.nn1(neighbours(x if y is None else y, graph, shared)).max(2).values),
-                dim=-1,
-            )
-        )
+        """Convolve; see `Aggregator.forward`."""
+        others = neighbours(x if y is None else y, graph, shared)  # (B, N, K, C)
+        return self.nn2(torch.cat((x, self.nn1(others).max(2).values), dim=-1))
 
 
 class GinConv(Aggregator):
@@ -212,21 +175,9 @@ class GinConv(Aggregator):
     def forward(
         self, x: Tensor, graph: Tensor, y: Tensor | None, shared: SharedNodes | None = None
     ) -> Tensor:
-        """Aggregate the neighbours of every node, and transform the result.
-
-        Args:
-            x: nodes, (B, N, C).
-            graph: indices of each node's neighbours in y, (B, N, K) int64.
-            y: candidates, (B, M, C); None for the nodes themselves.
-            shared: the nodes, where other ranks have some of them; y is None then.
-
-        Returns:
-            (B, N, 2C).
-        """
-        return self.nn(
-            (1 + self.eps) * x
-            + neighbour_sum(x if y is None else y, graph, shared, fused=self.fused)
-        )
+        """Convolve; see `Aggregator.forward`."""
+        scaled, others = (1 + self.eps) * x, x if y is None else y
+        return self.nn(scaled + neighbour_sum(others, graph, shared, fused=self.fused))
 
 
 AGGREGATORS: dict[str, type[Aggregator]] = {
