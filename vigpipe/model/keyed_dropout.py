@@ -15,11 +15,7 @@ from torch import Tensor, nn
 
 from vigpipe.ops.masked import dropped
 from vigpipe.ops.sparse_rows import SparseRows
-from vigpipe.ops.splitmix import GOLDEN as _GOLDEN
-from vigpipe.ops.splitmix import mixed as _mixed
-from vigpipe.ops.splitmix import shifted as _shifted
-from vigpipe.ops.splitmix import signed as _signed
-from vigpipe.ops.splitmix import some_lanes_at_least
+from vigpipe.ops.splitmix import GOLDEN, mixed, shifted, signed, some_lanes_at_least
 
 Rows = TypeVar("Rows", Tensor, SparseRows)
 
@@ -37,9 +33,9 @@ def sample_keys(seed: int, step: int, positions: Tensor) -> Tensor:
     Returns:
         (B,) int64, non-negative; PADDING where the position is negative.
     """
-    run = _mixed(torch.tensor(_signed(seed + _GOLDEN)))
-    key = _mixed(_mixed(run + _signed(step * _GOLDEN)) + positions * _signed(_GOLDEN))
-    return torch.where(positions < 0, PADDING, _shifted(key, 1))
+    run = mixed(torch.tensor(signed(seed + GOLDEN)))
+    key = mixed(mixed(run + signed(step * GOLDEN)) + positions * signed(GOLDEN))
+    return torch.where(positions < 0, PADDING, shifted(key, 1))
 
 
 def fresh_keys(x: Tensor) -> Tensor:
@@ -62,49 +58,57 @@ def uniform(keys: Tensor, stream: int, num: int = 1) -> Tensor:
 
 
 def _numbers(keys: Tensor, counters: Tensor) -> Tensor:
-    bits = _mixed(_mixed(keys + _signed(_GOLDEN)) ^ (counters * _signed(_GOLDEN)))
-    return _shifted(bits, 11).to(torch.float64) * 2.0**-53
+    bits = mixed(mixed(keys + signed(GOLDEN)) ^ (counters * signed(GOLDEN)))
+    return shifted(bits, 11).to(torch.float64) * 2.0**-53
 
 
 def pair_keys(first: Tensor, second: Tensor) -> Tensor:
     """Make the key of each ordered pair of keys: two times (B,) int64 -> (B,) int64."""
-    return _mixed(_mixed(first + _signed(_GOLDEN)) + second * _signed(_GOLDEN))
+    return mixed(mixed(first + signed(GOLDEN)) + second * signed(GOLDEN))
 
 
 def _rounded(rate: float) -> tuple[int, float]:
-    """Return the least lane that is kept, and what is kept is multiplied by."""
+    """Return the least lane that is kept, and the factor of what is kept."""
     num_dropped = min(round(rate * (1 << 16)), (1 << 16) - 1)
     return num_dropped - (1 << 15), 1.0 / (1.0 - num_dropped / (1 << 16))
 
 
-class ChannelDropout(nn.Module):
-    """Dropout of single channels of wide rows, four of which share a 64-bit hash.
+class KeyedMask(nn.Module):
+    """A random mask in training mode, which depends on the samples' keys.
 
-    Whether channel c is kept depends on the row's key, stream, c and rate only, not on the number
-    of channels.
+    The `forward` of its subclasses raises ValueError where a mask is needed and there are no draws;
+    these may be None in evaluation mode or at rate 0.
 
     Args:
-        rate: probability that a channel is set to zero; it is rounded to a multiple of 2^-16, and
-            stays below 1.
+        rate: probability that something is left out.
         stream: stream number, which is different for every mask of the model.
     """
-
-    fused = True
 
     def __init__(self, rate: float, stream: int) -> None:
         super().__init__()
         self.rate, self.stream = rate, stream
 
+    @property
+    def is_on(self) -> bool:
+        """Whether there is anything to leave out."""
+        return self.training and self.rate > 0.0
+
+    def extra_repr(self) -> str:
+        """Show rate and stream."""
+        return f"rate={self.rate:.3g}, stream={self.stream}"
+
+
+class ChannelDropout(KeyedMask):
+    """Dropout of single channels of wide rows, four of which share a 64-bit hash.
+
+    Whether channel c is kept depends on the row's key, stream, c and rate only, not on the number
+    of channels. The rate is rounded to a multiple of 2^-16, and stays below 1.
+    """
+
+    fused = True
+
     def forward(self, x: Rows, draws: "Draws | None") -> Rows:
-        """Apply the mask: (B, C) -> (B, C); what remains is divided by its probability.
-
-        Args:
-            x: features, (B, C), dense or sparse.
-            draws: of these samples; may be None where no mask is needed.
-
-        Raises:
-            ValueError: a mask is needed and there are no draws.
-        """
+        """Apply the mask: (B, C) -> (B, C); channels that remain are divided by 1 - rate."""
         if not self.is_on:
             return x
         keys = _needed(draws).keys
@@ -112,103 +116,53 @@ class ChannelDropout(nn.Module):
             return self._masked_sparse(x, keys)
         return self.masked(x, keys)
 
-    @property
-    def is_on(self) -> bool:
-        """Whether there is anything to drop."""
-        return self.training and self.rate > 0.0
-
     def masked(self, x: Tensor, keys: Tensor) -> Tensor:
         """Apply the mask of these keys, (B,), to x, (B, C)."""
-        rows = _mixed(keys.to(x.device) + _signed(_GOLDEN))
+        rows = mixed(keys.to(x.device) + signed(GOLDEN))
         threshold, scale = _rounded(self.rate)
         return dropped(x, rows, self.stream << 32, threshold, scale, fused=self.fused)
 
     def _masked_sparse(self, x: SparseRows, keys: Tensor) -> SparseRows:
-        rows, places = _mixed(keys.to(x.device) + _signed(_GOLDEN)), x.places
+        rows, places = mixed(keys.to(x.device) + signed(GOLDEN)), x.places
         threshold, scale = _rounded(self.rate)
         ends = places.targets, places.indices
         kept = some_lanes_at_least(rows, self.stream << 32, *ends, threshold)
         return SparseRows(places, x.values * kept * scale)
 
-    def extra_repr(self) -> str:
-        """Show rate and stream."""
-        return f"rate={self.rate:.3g}, stream={self.stream}"
 
-
-class KeyedDropout(nn.Module):
-    """Dropout of single numbers, whose mask is keyed by sample.
-
-    Args:
-        rate: probability that a number is set to zero.
-        stream: stream number, which is different for every mask of the model.
-    """
-
-    def __init__(self, rate: float, stream: int) -> None:
-        super().__init__()
-        self.rate, self.stream = rate, stream
+class KeyedDropout(KeyedMask):
+    """Dropout of single numbers."""
 
     def forward(self, x: Tensor, draws: "Draws | None") -> Tensor:
-        """Apply the mask: (B, ...) -> (B, ...); numbers that remain are divided by 1 - rate.
-
-        Args:
-            x: features, (B, ...).
-            draws: of these samples; may be None where no mask is needed.
-
-        Raises:
-            ValueError: a mask is needed and there are no draws.
-        """
-        if not self.training or self.rate == 0.0:
+        """Apply the mask: (B, ...) -> (B, ...); numbers that remain are divided by 1 - rate."""
+        if not self.is_on:
             return x
         kept = uniform(_needed(draws).keys.to(x.device), self.stream, x[0].numel()) >= self.rate
         return x * (kept.to(x.dtype) / (1.0 - self.rate)).view(x.shape)
 
-    def extra_repr(self) -> str:
-        """Show rate and stream."""
-        return f"rate={self.rate:.3g}, stream={self.stream}"
 
-
-class DropPath(nn.Module):
-    """Drop-path, arXiv:1603.09382: half of a block is left out for some samples.
-
-    Args:
-        rate: probability that a sample is left out.
-        stream: stream number, which is different for every mask of the model.
-    """
-
-    def __init__(self, rate: float, stream: int) -> None:
-        super().__init__()
-        self.rate, self.stream = rate, stream
+class DropPath(KeyedMask):
+    """Drop-path, arXiv:1603.09382: half of a block is left out for some samples."""
 
     def forward(self, x: Tensor, draws: "Draws | None") -> Tensor | None:
-        """Return what each sample is multiplied by before the residual is added.
-
-        Args:
-            x: features of the residual, (B, ...).
-            draws: of these samples; may be None where no mask is needed.
+        """Return what each sample is multiplied by before the residual, x, is added.
 
         Returns:
             (B,) of x's dtype, 0 or 1 / (1 - rate); None, which stands for 1, in evaluation mode or
             at rate 0.
-
-        Raises:
-            ValueError: a mask is needed and there are no draws.
         """
-        if not self.training or self.rate == 0.0:
+        if not self.is_on:
             return None
         draws = _needed(draws)
         assert draws.scales is not None
         return draws.scales[draws.streams.index(self.stream)].to(x.dtype)
 
-    def extra_repr(self) -> str:
-        """Show rate and stream."""
-        return f"rate={self.rate:.3g}, stream={self.stream}"
-
 
 class Draws(NamedTuple):
     """All random choices for some samples: their keys, and the drop-path of every half block.
 
-    A block of its own hashes few numbers in some thirty small operators. So `draw` hashes the
-    masks of all blocks at once, and a trainer does so on the host for a whole step.
+    Hashing the few numbers of a single block takes some thirty small operators. So `draw` hashes
+    the masks of all blocks at once, and a trainer does so on the host for a whole step.
 
     Attributes:
         keys: sample keys, (B,) int64.
@@ -227,14 +181,10 @@ class Draws(NamedTuple):
         return Draws(self.keys[start:end], scales, self.streams)
 
     def sent(self, send: Callable[[Tensor], Tensor]) -> "Draws":
-        """Return these draws on another device.
-
-        Args:
-            send: copies a tensor there; it is called once.
-        """
+        """Return these draws on another device, where one call of `send` copies a tensor."""
         if self.scales is None:
             return Draws(send(self.keys), None, ())
-        # Keys and factors in one message, the factors as the bits of float64, which hold them.
+        # One message carries both: the factors travel as the bits of float64, which hold them.
         rows = torch.cat((self.keys[None], self.scales.double().view(torch.int64)))
         keys, scales = send(rows).split((1, len(self.scales)))
         return Draws(keys[0], scales.view(torch.float64).to(self.scales.dtype), self.streams)
@@ -246,7 +196,7 @@ def draw(keys: Tensor, drop_paths: Sequence[DropPath], dtype: torch.dtype) -> Dr
     Args:
         keys: sample keys, (B,) int64.
         drop_paths: the drop-paths of a model, or of a stage of it.
-        dtype: type of the factors: that of the features, or a wider one.
+        dtype: type of the factors, at least as wide as that of the features.
     """
     if not drop_paths:
         return Draws(keys, None, ())
