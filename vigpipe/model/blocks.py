@@ -11,9 +11,9 @@ import torch
 from vigpipe.config.choices import AGGREGATORS, POLICIES, Policy
 from vigpipe.errors import InputError
 from vigpipe.model.graph import reduce_k
-from vigpipe.model.patterns import WINDOW, grid_neighbours, pattern_neighbours
+from vigpipe.model.patterns import grid_neighbours, pattern_neighbours, window_nodes
 from vigpipe.model.position import Grid, pooled_grid
-from vigpipe.model.slicing import share
+from vigpipe.model.slicing import divided_width
 
 
 class FewNodesWarning(UserWarning):
@@ -53,8 +53,10 @@ class VigShape:
             InputError: these channels, or those of the stem, cannot be divided by this number.
         """
         for divisor in self.stem:
-            share(self.channels[0] // divisor, num, "a convolution of the stem")
-        channels = (share(c, num, f"pyramid stage {i}") for i, c in enumerate(self.channels))
+            divided_width(self.channels[0] // divisor, num, "a convolution of the stem")
+        channels = (
+            divided_width(c, num, f"pyramid stage {i}") for i, c in enumerate(self.channels)
+        )
         return replace(self, channels=tuple(channels))
 
 
@@ -145,17 +147,10 @@ def reduced(size: Grid, strides: Sequence[int]) -> Grid:
 def make_block_specs(
     shape: VigShape, grid: Grid, graph: str, aggregator: str, stochastic: float
 ) -> list[BlockSpec]:
-    """Specify the modules of `backbone`, in order.
+    """Specify the modules of `backbone`, in order: each block and each downsampling.
 
-    Args:
-        shape: the sizes of the variant.
-        grid: height and width in nodes after the stem.
-        graph: graph policies, a comma-separated list that is repeated over the blocks.
-        aggregator: aggregators, a comma-separated list that is repeated over the blocks.
-        stochastic: probability of random neighbours, for every block.
-
-    Returns:
-        One BlockSpec for each block and each downsampling.
+    The grid is that after the stem. Graph policies and aggregators are comma-separated lists that
+    are repeated over the blocks. `stochastic` is the probability of random neighbours.
 
     Raises:
         InputError: a policy or an aggregator is unknown.
@@ -174,18 +169,20 @@ def make_block_specs(
             grid = reduced(grid, (2,))
             specs.append(BlockSpec(None, "", before, channels, grid, stage, number))
         before = (grid, channels)
-        made: BlockSpec | None = None  # the previous block of this stage
+        previous: GraphRule | None = None  # that of the previous block of this stage
+        num_passed = 0  # neighbours per node in the graph that the previous block passes on
         for i in range(num_in_stage):
             policy = cast(Policy, policies[number % len(policies)])
             following = policies[(number + 1) % len(policies)]
             wants_next = i + 1 < num_in_stage and following in ("reuse", "lookahead")
             reduction = shape.reductions[stage]
-            if policy in ("reuse", "lookahead") and made is None:
-                policy: Policy = "knn"  # no earlier block of this stage has a graph
-            if made is not None and made.rule is not None and policy in ("reuse", "lookahead"):
-                reduction = made.rule.reduction
-                if policy == "reuse" and made.rule.policy in ("grid", "pattern"):
-                    policy = made.rule.policy  # cheaper to make again than to pass on
+            if policy in ("reuse", "lookahead"):
+                if previous is None:
+                    policy: Policy = "knn"  # no earlier block of this stage has a graph
+                else:
+                    reduction = previous.reduction
+                    if policy == "reuse" and previous.policy in ("grid", "pattern"):
+                        policy = previous.policy  # cheaper to make again than to pass on
             if policy in ("grid", "pattern", "window"):
                 reduction = 1
             rule = GraphRule(
@@ -198,39 +195,35 @@ def make_block_specs(
                 stochastic=stochastic,
                 stream=2 * num_blocks + 1 + number,
             )
-            takes = policy in ("reuse", "lookahead") and made is not None
-            num_given = made.num_neighbours if takes else 0  # pyright: ignore[reportOptionalMemberAccess]
-            made = BlockSpec(
-                rule,
-                aggregators[number % len(aggregators)],
-                before,
-                channels,
-                grid,
-                stage,
-                number,
-                num_given,
-                _num_neighbours(rule, grid) if rule.makes_next or not takes else num_given,
+            takes_given = policy in ("reuse", "lookahead")
+            num_given = num_passed if takes_given else 0
+            if rule.makes_next or not takes_given:
+                num_passed = _num_neighbours(rule, grid)
+            specs.append(
+                BlockSpec(
+                    rule,
+                    aggregators[number % len(aggregators)],
+                    before,
+                    channels,
+                    grid,
+                    stage,
+                    number,
+                    num_given,
+                    num_passed,
+                )
             )
-            specs.append(made)
-            number += 1
+            previous, number = rule, number + 1
     return specs
 
 
 def warn_of_few_nodes(specs: Sequence[BlockSpec], img_size: Grid) -> None:
-    """Warn if images are too small for some block's k or dilation.
-
-    Args:
-        specs: the blocks, for this size of images.
-        img_size: height and width of the images in pixels, for the message.
-    """
-    blocks = [spec for spec in specs if spec.rule is not None]
+    """Warn if images of so many pixels are too small for some block's k or dilation."""
+    blocks = [(spec, spec.rule) for spec in specs if spec.rule is not None]
     lowered = [
-        (spec, spec.rule)
-        for spec in blocks
-        if spec.rule is not None
-        and spec.rule.policy in ("knn", "lookahead")
-        and reduce_k(spec.rule.k, spec.rule.dilation, spec.num_candidates)
-        != (spec.rule.k, spec.rule.dilation)
+        (spec, rule)
+        for spec, rule in blocks
+        if rule.policy in ("knn", "lookahead")
+        and reduce_k(rule.k, rule.dilation, spec.num_candidates) != (rule.k, rule.dilation)
     ]
     if lowered:
         spec, rule = lowered[-1]
@@ -260,5 +253,5 @@ def _num_neighbours(rule: GraphRule, grid: Grid) -> int:
     if rule.policy == "pattern":
         return pattern_neighbours(*grid)
     if rule.policy == "window":
-        return min(rule.k, min(WINDOW, grid[0]) * min(WINDOW, grid[1]))
+        return min(rule.k, window_nodes(*grid))
     return min(rule.k, prod(pooled_grid(grid, rule.reduction)))

@@ -16,7 +16,7 @@ from vigpipe.model.blocks import GraphRule
 from vigpipe.model.graph import check_finite, check_neighbours, knn_graph, reduce_k
 from vigpipe.model.keyed_dropout import Draws, DropPath, uniform
 from vigpipe.model.layer import Layer
-from vigpipe.model.patterns import WINDOW, grid_graph, pattern_graph, window_graph
+from vigpipe.model.patterns import grid_graph, pattern_graph, window_graph, window_nodes
 from vigpipe.model.position import Grid
 from vigpipe.model.recompute import build_or_replay
 from vigpipe.model.regions import region
@@ -41,14 +41,7 @@ class BlockGraph(NamedTuple):
 
 
 class DynamicGraphConv(nn.Module):
-    """Build a graph by a rule and convolve over it; `gconv` is the published name.
-
-    Args:
-        channels: C.
-        rule: how the block gets its graph.
-        aggregator: name of the graph convolution in AGGREGATORS.
-        norm: normalisation in the convolution: batch, layer or group.
-    """
+    """Build a graph by a rule and convolve over it; `gconv` is the published name."""
 
     fused = True
 
@@ -73,8 +66,8 @@ class DynamicGraphConv(nn.Module):
             draws: random choices for the samples, for stochastic dilation.
             given: graph passed on by the previous block, (B, N, K) int64, if the rule reuses it.
             bias: (1, N, M), added to squared distances.
-            tokens: the rows of other ranks, if x is a part of them.
-            grid: height and width in nodes, of all ranks.
+            tokens: access to the nodes of other ranks, if x has only this rank's rows.
+            grid: height and width in nodes of the whole image.
 
         Returns:
             Features, (B, H, W, 2C), the graph used, and the graph to pass on to the next block,
@@ -84,7 +77,7 @@ class DynamicGraphConv(nn.Module):
             y, graph, following = self._shared(x, draws, given, bias, tokens, grid)
             return y.unflatten(1, x.shape[1:3]), graph, following
         nodes = x.flatten(1, 2)
-        others = None  # the nodes themselves
+        others = None
         if self.rule.reduction > 1:
             pooled = F.avg_pool2d(
                 x.movedim(-1, 1), self.rule.reduction, self.rule.reduction, ceil_mode=True
@@ -109,13 +102,14 @@ class DynamicGraphConv(nn.Module):
         tokens: Tokens,
         grid: Grid,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Convolve over the graph of nodes of which other ranks have some; see `forward`."""
+        """Do what `forward` does where other ranks have some of the nodes."""
         shared, graph = tokens.nodes(grid, self.rule.reduction), given
 
         def build() -> Tensor:
             if self.rule.policy in ("knn", "lookahead"):
                 return self._nearest(x.flatten(1, 2).detach(), shared, grid, draws, bias)
-            with torch.no_grad():  # other policies look at little, or at nothing
+            # Every rank makes the graphs of the other policies; only windows compare features.
+            with torch.no_grad():
                 nodes = tokens.whole(x, grid) if self.rule.policy == "window" else x
             return self.build(nodes.flatten(1, 2), None, grid, draws, bias)
 
@@ -148,17 +142,10 @@ class DynamicGraphConv(nn.Module):
         draws: Draws | None,
         bias: Tensor | None,
     ) -> Tensor:
-        """Make the graph of this block's rule.
+        """Make the graph of this block's rule for the nodes, (B, N, C): (B, N, K) int64.
 
-        Args:
-            nodes: (B, N, C).
-            others: candidates, (B, M, C), if neighbours are pooled; None for the nodes themselves.
-            grid: height and width in nodes.
-            draws: random choices for the samples, for stochastic dilation.
-            bias: (1, N, M), added to squared distances.
-
-        Returns:
-            (B, N, K) int64.
+        `others` are the candidates, (B, M, C), if neighbours are pooled; None for the nodes
+        themselves. The other arguments are those of `forward`.
         """
         rule = self.rule
         if rule.policy in ("grid", "pattern"):
@@ -166,8 +153,7 @@ class DynamicGraphConv(nn.Module):
             return make(*grid, nodes.device).expand(nodes.shape[0], -1, -1)
         nodes, others = nodes.detach(), None if others is None else others.detach()
         if rule.policy == "window":
-            size = min(WINDOW, grid[0]) * min(WINDOW, grid[1])
-            k, dilation = reduce_k(rule.k, rule.dilation, size)
+            k, dilation = reduce_k(rule.k, rule.dilation, window_nodes(*grid))
             return region("knn", window_graph, nodes, grid, k, dilation, rule.shift, self.fused)
         k, dilation = reduce_k(
             rule.k, rule.dilation, (nodes if others is None else others).shape[1]
@@ -198,11 +184,10 @@ class Grapher(nn.Module):
 
     Args:
         channels: C.
-        hidden: channels that the graph convolution takes and doubles; C, if this is not a
-            sub-network's.
+        hidden: channels that the graph convolution takes and doubles; C except in a sub-network.
         rule: how the block gets its graph.
         aggregator: name of the graph convolution in AGGREGATORS.
-        norm: normalisation after each layer: batch, layer or group.
+        norm: normalisation after each layer.
         drop_path: probability that a sample skips this half of the block.
         stream: stream number of the drop-path mask.
         grid: height and width in nodes.
@@ -250,36 +235,26 @@ class Grapher(nn.Module):
         self.register_buffer("relative_pos", table)
 
     def sides(self, prefix: str, trunk: Side | None) -> dict[str, Sides]:
-        """Return the sides of its tensors.
+        """Return the sides of its tensors, whose names begin with the prefix in the model.
 
-        Args:
-            prefix: what their names begin with in the model.
-            trunk: of its input and output; None if they stay whole.
+        `trunk` is the side of its input and output; None if they stay whole.
         """
         conv = self.graph_conv.gconv
         channels = {
             role: replace(side, group=prefix + side.group) for role, side in conv.channels.items()
         }
-        of_conv = bound(conv, f"{prefix}graph_conv.gconv.", conv.roles, channels)
-        return bound(self, prefix, self.roles, {"trunk": trunk, **channels}) | of_conv
+        conv_sides = bound(conv, f"{prefix}graph_conv.gconv.", conv.roles, channels)
+        return bound(self, prefix, self.roles, {"trunk": trunk, **channels}) | conv_sides
 
     def forward(
         self, x: Tensor, draws: Draws | None, given: Tensor | None
     ) -> tuple[Tensor, BlockGraph, Tensor]:
-        """Run this half of the block.
-
-        Args:
-            x: node features, (B, H, W, C).
-            draws: random choices for the samples; None in evaluation mode.
-            given: graph passed on by the previous block, (B, N, K) int64, if the rule reuses it.
-
-        Returns:
-            Features, (B, H, W, C), the graph used, and the graph to pass on to the next block.
+        """Run this half of the block; arguments and results are those of `vig.Block`.
 
         Raises:
             FloatingPointError: anomaly detection is on and a feature is NaN or infinite.
         """
-        # A rank with some rows of an image has one of the model's own size.
+        # Where x has only this rank's rows, its shape does not tell the grid of the image.
         grid = (x.shape[1], x.shape[2]) if self.tokens is None else self.grid
         y = self.fc1(x)
         if self.detect_anomaly:
@@ -297,25 +272,25 @@ class Grapher(nn.Module):
         self.grid = grid
 
     def table_from(self, table: Tensor | None, grid: Grid) -> Tensor:
-        """The table for this block's grid that weights for another grid come with.
+        """Return the table that a model on this block's grid should have with some weights.
 
-        It is the one that `set_grid` makes where those weights are loaded on their own grid.
+        It equals the table that `set_grid` would make after loading the weights on their own grid.
 
         Args:
             table: `relative_pos` of the weights; None where they have none.
             grid: height and width in nodes that the weights are for.
 
         Returns:
-            (1, N, M), the table itself where it is for this grid. Published code has no table to
-            interpolate where the weights have none, so `by_raster` gives the block's own then.
+            (1, N, M), the table itself where it is for this grid. Where the weights have no table,
+            the published code has nothing to interpolate, so `by_raster` keeps the block's own.
         """
         own = self.relative_pos
         assert own is not None
-        if own.is_meta:  # somebody asks for shapes only
+        if own.is_meta:  # only shapes are wanted
             return own
         if table is None:
-            is_own = grid == self.grid or self.by_raster
-            return own if is_own else self._resized(own, grid, self.grid)
+            keeps_own = grid == self.grid or self.by_raster
+            return own if keeps_own else self._resized(own, grid, self.grid)
         if grid == self.grid and table.shape == own.shape:
             return table
         return self._resized(table.to(own), grid, self.grid)
@@ -325,10 +300,9 @@ class Grapher(nn.Module):
             return self.relative_pos
         return self._resized(self.relative_pos, self.grid, grid)
 
-    def _resized(self, table: Tensor, before: Grid, grid: Grid) -> Tensor:
-        """Make a table for the grid `before` one for another grid."""
+    def _resized(self, table: Tensor, old_grid: Grid, new_grid: Grid) -> Tensor:
         reduction = self.graph_conv.rule.reduction
         if self.by_raster:
-            return position.resized_by_raster(table, grid, reduction)
+            return position.resized_by_raster(table, new_grid, reduction)
         assert self.relative is not None
-        return position.relative_distance(self.relative, grid, reduction, before).to(table)
+        return position.relative_distance(self.relative, new_grid, reduction, old_grid).to(table)

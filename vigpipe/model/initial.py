@@ -1,8 +1,8 @@
 """Initial weights of a wide model that nobody holds as a whole.
 
 What a model's constructor does to its weights is watched on the meta device, where they take no
-memory. Any part of any tensor can then be filled, by any rank: the numbers come in tiles, and those
-of a tile depend on the seed, the name of the tensor and where the tile is, on nothing else.
+memory. Any rank can then fill any part of any tensor: the numbers are drawn in tiles, and those of
+a tile depend only on the seed, the name of the tensor and the position of the tile.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vigpipe.model.slicing import runs
 
-TILE = 512  # rows and columns that are drawn from one state of the generator
+TILE = 512  # The numbers of so many rows and columns are drawn from one state of the generator.
 
 _AT = torch.ops.aten
 _ZEROS = (_AT.zeros, _AT.zeros_like, _AT.new_zeros, _AT.zero_)
@@ -46,14 +46,14 @@ class Draw:
         dim: int | None = None,
         entries: Tensor | None = None,
     ) -> None:
-        """Fill a part of a tensor; it is what filling all and taking that part would give.
+        """Fill a part of a tensor with the numbers that filling the whole tensor gives it.
 
         Numbers are drawn in float32, so that they are the same in every dtype but for rounding.
 
         Args:
-            target: what to fill: contiguous, as long as the whole but in one dimension.
-            name: of the tensor.
-            seed: of the run.
+            target: what to fill, contiguous; its shape differs from `whole` in `dim` only.
+            name: name of the whole tensor, on which the numbers depend.
+            seed: seed of the run.
             whole: shape of the whole tensor.
             dim: the dimension of which the target has only some entries; None if it has all.
             entries: these entries, ascending, int64.
@@ -79,21 +79,18 @@ class Draw:
         flat = target.detach().view(sum(count for _, count in row_runs), -1)
         memory = torch.empty(TILE * TILE, dtype=torch.float32, device="cpu")
         generator = torch.Generator()
-        across, first_seed = -(-columns // TILE), _number(seed, name)
+        tiles_across, first_seed = -(-columns // TILE), _number(seed, name)
         for i, row_pieces in _pieces(row_runs):
             for j, column_pieces in _pieces(column_runs):
                 shape = min(TILE, rows - i * TILE), min(TILE, columns - j * TILE)
                 tile = memory[: shape[0] * shape[1]]
-                # Only 32 bits count; the tiles of a tensor all have different ones.
-                generator.manual_seed((first_seed + i * across + j) % (1 << 32))
+                # The generator uses only 32 bits of a seed; no two tiles of a tensor share these.
+                generator.manual_seed((first_seed + i * tiles_across + j) % (1 << 32))
                 self._draw(tile, generator)
-                for row, row_at, num_rows in row_pieces:
-                    for column, column_at, num_columns in column_pieces:
-                        of_tile = tile.view(shape).narrow(0, row, num_rows)
-                        of_target = flat.narrow(0, row_at, num_rows)
-                        of_target.narrow(1, column_at, num_columns).copy_(
-                            of_tile.narrow(1, column, num_columns)
-                        )
+                drawn_tile = tile.view(shape)
+                for tile_rows, flat_rows in row_pieces:
+                    for tile_columns, flat_columns in column_pieces:
+                        flat[flat_rows, flat_columns] = drawn_tile[tile_rows, tile_columns]
 
     def _draw(self, tile: Tensor, generator: torch.Generator) -> None:
         first, second = self.values
@@ -108,30 +105,23 @@ def _number(seed: int, name: str) -> int:
     return int.from_bytes(digest[:8], "little")
 
 
-def _pieces(of_runs: list[tuple[int, int]]) -> Iterator[tuple[int, list[tuple[int, int, int]]]]:
-    """Cut runs at the borders of tiles.
-
-    Yields:
-        The number of a tile, and for each piece in it: where it begins in the tile, where in the
-        target, and its length.
-    """
-    cut: list[tuple[int, int, int, int]] = []
+def _pieces(entry_runs: list[tuple[int, int]]) -> Iterator[tuple[int, list[tuple[slice, slice]]]]:
+    """Cut runs at the borders of tiles: each piece's entries in its tile, and in the target."""
+    cut: list[tuple[int, slice, slice]] = []
     at = 0
-    for first, count in of_runs:
+    for first, count in entry_runs:
         end = first + count
         while first < end:
-            length = min(end, (first // TILE + 1) * TILE) - first
-            cut.append((first // TILE, first % TILE, at, length))
+            tile, start = divmod(first, TILE)
+            length = min(end - first, TILE - start)
+            cut.append((tile, slice(start, start + length), slice(at, at + length)))
             first, at = first + length, at + length
     for tile, pieces in groupby(cut, key=lambda piece: piece[0]):
         yield tile, [piece[1:] for piece in pieces]
 
 
 def drawn(make: Callable[[], nn.Module]) -> dict[str, Draw | None]:
-    """Find out how a model's tensors are filled, without memory for them.
-
-    Args:
-        make: makes the model.
+    """Find out how the model that `make` makes is filled, without memory for its tensors.
 
     Returns:
         By name in the state dict: how the tensor was filled last; None for one that was computed,
@@ -139,19 +129,18 @@ def drawn(make: Callable[[], nn.Module]) -> dict[str, Draw | None]:
     """
     with torch.device("meta"), _Watch() as watch:
         model = make()
-    return {name: watch.of(tensor) for name, tensor in model.state_dict().items()}
+    return {name: watch.last_draw(tensor) for name, tensor in model.state_dict().items()}
 
 
 class _Watch(TorchDispatchMode):
-    """Keeps in mind how each storage was filled last."""
+    """Remembers how each storage was filled last."""
 
     def __init__(self) -> None:
         super().__init__()
-        # A storage that is kept has an address that no other gets.
+        # Keeping a storage keeps its address from being used for another one.
         self._found: dict[int, tuple[torch.UntypedStorage, Draw | None]] = {}
 
-    def of(self, tensor: Tensor) -> Draw | None:
-        """Return how a tensor was filled; None if it is not known."""
+    def last_draw(self, tensor: Tensor) -> Draw | None:
         storage, draw = self._found.get(tensor.untyped_storage()._cdata, (None, None))
         return draw if storage is not None and storage.nbytes() == tensor.nbytes else None
 

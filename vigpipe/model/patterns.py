@@ -6,22 +6,17 @@ from torch import Tensor
 from vigpipe.model.graph import knn_graph
 
 WINDOW = 7  # nodes along a side of a window, as in WiGNet and Swin
-EVERY = 2  # distance, in rows or columns, between the neighbours of SVGA's pattern
+SPACING = 2  # rows or columns from one neighbour to the next in SVGA's pattern
 
 
 def grid_graph(height: int, width: int, device: torch.device) -> Tensor:
     """Connect each node to its 3x3 window, itself included.
 
     At the border the window is moved into the image, so all nodes have the same number of distinct
-    neighbours: min(3, H) * min(3, W).
-
-    Args:
-        height: H, rows of nodes.
-        width: W, columns of nodes.
-        device: where to make the graph.
+    neighbours.
 
     Returns:
-        (N, K) int64 for the N = H * W nodes in raster order.
+        (N, K) int64 for the N = H * W nodes in raster order, K = min(3, H) * min(3, W).
     """
     rows = _window_starts(height, device).unsqueeze(1) + torch.arange(min(3, height), device=device)
     columns = _window_starts(width, device).unsqueeze(1) + torch.arange(
@@ -44,21 +39,16 @@ def pattern_graph(height: int, width: int, device: torch.device) -> Tensor:
     """Connect each node to every second node of its row and column, as SVGA does.
 
     Munir et al. 2023 (arXiv:2307.00395). A node's neighbours are the node itself, then the nodes of
-    its row that are 2, 4, ... places to the right, then those of its column 2, 4, ... places below;
-    rows and columns wrap around the edges of the image.
-
-    Args:
-        height: H, rows of nodes.
-        width: W, columns of nodes.
-        device: where to make the graph.
+    its row that are 2, 4, ... columns to the right, then those of its column 2, 4, ... rows below;
+    both wrap around the edges of the image.
 
     Returns:
         (N, K) int64, K = 1 + (W - 1) // 2 + (H - 1) // 2.
     """
     row = torch.arange(height, device=device).view(-1, 1, 1)
     column = torch.arange(width, device=device).view(1, -1, 1)
-    right = (column + EVERY * torch.arange(1, -(-width // EVERY), device=device)) % width
-    below = (row + EVERY * torch.arange(1, -(-height // EVERY), device=device)) % height
+    right = (column + SPACING * torch.arange(1, -(-width // SPACING), device=device)) % width
+    below = (row + SPACING * torch.arange(1, -(-height // SPACING), device=device)) % height
     graph = torch.cat(
         (
             row * width + column,
@@ -72,7 +62,7 @@ def pattern_graph(height: int, width: int, device: torch.device) -> Tensor:
 
 def pattern_neighbours(height: int, width: int) -> int:
     """Return the number of neighbours per node in `pattern_graph`."""
-    return 1 + (height - 1) // EVERY + (width - 1) // EVERY
+    return 1 + (height - 1) // SPACING + (width - 1) // SPACING
 
 
 def windows(height: int, width: int, shift: bool, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -82,15 +72,9 @@ def windows(height: int, width: int, shift: bool, device: torch.device) -> tuple
     shares nodes with the window beside it. Every other block shifts the windows by half a window,
     wrapping around the edges, so that nodes of different windows meet.
 
-    Args:
-        height: H, rows of nodes.
-        width: W, columns of nodes.
-        shift: shift the windows by half a window.
-        device: where to make the indices.
-
     Returns:
-        Members, (T, S) int64: the S nodes of each of the T windows; and places, (N,) int64: the
-        position of each node in the flattened members, in the window that chooses its neighbours.
+        Members, (T, S) int64: the S nodes of each of the T windows; and positions, (N,) int64: the
+        index of each node in the flattened members, in the window that chooses its neighbours.
     """
     tops, row_of = _tiles(height, device)
     lefts, column_of = _tiles(width, device)
@@ -105,8 +89,13 @@ def windows(height: int, width: int, shift: bool, device: torch.device) -> tuple
     tile = row_of.unsqueeze(1) * len(lefts) + column_of  # (H, W)
     row = torch.arange(height, device=device) - tops[row_of]
     column = torch.arange(width, device=device) - lefts[column_of]
-    place = tile * (down * right) + row.unsqueeze(1) * right + column
-    return members, place.roll(moved, (0, 1)).flatten()
+    position = tile * (down * right) + row.unsqueeze(1) * right + column
+    return members, position.roll(moved, (0, 1)).flatten()
+
+
+def window_nodes(height: int, width: int) -> int:
+    """Return the number of nodes in each of the `windows`."""
+    return min(WINDOW, height) * min(WINDOW, width)
 
 
 def _tiles(length: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -119,15 +108,7 @@ def _tiles(length: int, device: torch.device) -> tuple[Tensor, Tensor]:
 def window_graph(
     x: Tensor, grid: tuple[int, int], k: int, dilation: int, shift: bool, fused: bool = True
 ) -> Tensor:
-    """Connect each node to its k nearest neighbours within its window.
-
-    Args:
-        x: node features, (B, N, C), N = height * width.
-        grid: height and width in nodes.
-        k: neighbours per node.
-        dilation: keep every dilation-th of the k * dilation nearest.
-        shift: shift the windows by half a window.
-        fused: use the fused operator where there is one.
+    """Connect each node of (B, N, C) to its k nearest neighbours within its window.
 
     Returns:
         Indices of nodes in the whole image, (B, N, K) int64.
@@ -135,9 +116,9 @@ def window_graph(
     Raises:
         InputError: k * dilation exceeds the nodes of a window.
     """
-    members, places = windows(*grid, shift, x.device)
+    members, positions = windows(*grid, shift, x.device)
     num_windows, size = members.shape
     inside = x[:, members].flatten(0, 1)  # (B * T, S, C)
     local = knn_graph(inside, k, dilation, fused=fused).unflatten(0, (-1, num_windows))
     chosen = members.expand(x.shape[0], -1, -1).gather(2, local.flatten(2)).unflatten(2, (size, -1))
-    return chosen.flatten(1, 2)[:, places]
+    return chosen.flatten(1, 2)[:, positions]

@@ -1,17 +1,17 @@
 """Which sides of a model's tensors belong to which channels: one table for each model.
 
-A sub-model of a wide model has some of its channels, and of every tensor the rows, columns, ...
-that belong to them. A model says so once (`StagedModel.slicing`); what a sub-model holds, what
-travels and what is stored follows from that.
+A sub-model of a wide model has some of its channels, and of every tensor the rows and columns that
+belong to them. A model says so once (`StagedModel.slicing`); what a sub-model holds, what travels
+and what is stored follows from that.
 
     sizes    the groups of channels that are divided, and how many channels each has
     sides    for every tensor of the state dict, a side for each dimension; None for one that stays
              whole
 
 Channels of one group are drawn together: layers whose outputs are added must have the same ones. A
-dimension need not be the channels of a group one by one. Of a group of n channels,
+dimension can hold a channel of a group more than once:
 
-    [x | aggregated], or attention heads      n, 2 n, ... entries: the channels, `repeats` times
+    [x | aggregated], or attention heads      all channels of the group, `repeats` times
     interleaved, [x0, m0, x1, m1, ...]        every channel is `run` neighbouring entries
 """
 
@@ -41,26 +41,21 @@ class Side:
     run: int = 1
 
     def entries(self, channels: Tensor, num_channels: int) -> Tensor:
-        """Return the entries that belong to some channels.
+        """Return the entries that belong to some of a group's channels.
 
-        Args:
-            channels: ascending, (c,) int64.
-            num_channels: of the group.
-
-        Returns:
-            (repeats * c * run,) int64, ascending.
+        (c,) int64, ascending -> (repeats * c * run,) int64, ascending.
         """
         firsts = torch.arange(self.repeats) * num_channels
-        of_channels = (firsts[:, None] + channels).flatten()
-        return (of_channels[:, None] * self.run + torch.arange(self.run)).flatten()
+        repeated = (firsts[:, None] + channels).flatten()
+        return (repeated[:, None] * self.run + torch.arange(self.run)).flatten()
 
     def length(self, num_channels: int) -> int:
-        """Return the number of entries of a group with so many channels."""
+        """Return the number of entries of a dimension whose group has so many channels."""
         return self.repeats * num_channels * self.run
 
 
 Sides = tuple[Side | None, ...]
-Roles = Mapping[str, tuple[str | None, ...]]  # of each tensor of a module, a role per dimension
+Roles = Mapping[str, tuple[str | None, ...]]  # names of a module's tensors -> a role per dimension
 
 LINEAR_ROLES: Roles = {"weight": ("out", "in"), "bias": ("out",)}
 CONV_ROLES: Roles = {"weight": ("out", "in", None, None), "bias": ("out",)}
@@ -69,50 +64,39 @@ CONV_ROLES: Roles = {"weight": ("out", "in", None, None), "bias": ("out",)}
 def within(prefix: str, roles: Roles, renamed: Mapping[str, str] | None = None) -> Roles:
     """Return the roles of a module's tensors in the table of a module that contains it.
 
-    Args:
-        prefix: what their names begin with there.
-        roles: as the contained module calls them.
-        renamed: what the other module calls those that have another name there.
+    There, the tensors' names begin with the prefix, and some roles may be renamed.
     """
     names = renamed or {}
     return {
-        prefix + name: tuple(None if role is None else names.get(role, role) for role in of_tensor)
-        for name, of_tensor in roles.items()
+        prefix + name: tuple(None if role is None else names.get(role, role) for role in dims)
+        for name, dims in roles.items()
     }
 
 
 def bound(
     module: nn.Module, prefix: str, roles: Roles, channels: Mapping[str, Side | None]
 ) -> dict[str, Sides]:
-    """Put sides in the place of roles.
+    """Replace the roles of a module's tensors by sides; leave out those of tensors that it lacks.
 
     Args:
-        module: whose tensors they are.
-        prefix: what their names begin with in the model.
-        roles: of tensors that such modules may have; those that this one lacks are left out.
+        module: the module.
+        prefix: what its tensors' names begin with in the model, and in the result.
+        roles: those of all tensors that such modules may have.
         channels: the side that each role stands for; None for dimensions that stay whole.
-
-    Returns:
-        Sides by the names in the model.
     """
     present = module.state_dict().keys()
     return {
-        prefix + name: tuple(None if role is None else channels[role] for role in of_tensor)
-        for name, of_tensor in roles.items()
+        prefix + name: tuple(None if role is None else channels[role] for role in dims)
+        for name, dims in roles.items()
         if name in present
     }
 
 
-def share(channels: int, num: int, where: str) -> int:
-    """Return how many of some channels each of `num` sub-models has.
-
-    Args:
-        channels: of a group.
-        num: m.
-        where: whose channels they are, for the error.
+def divided_width(channels: int, num: int, where: str) -> int:
+    """Return how many channels each of `num` sub-models has; `where` names them in the error.
 
     Raises:
-        InputError: m does not divide them.
+        InputError: `num` does not divide the channels.
     """
     if channels % num:
         raise InputError(
@@ -138,9 +122,7 @@ class Slicing:
     def of(cls, tensors: Mapping[str, Tensor], sides: Mapping[str, Sides]) -> "Slicing":
         """Make a table, and read from the tensors how many channels the groups have.
 
-        Args:
-            tensors: the state dict of the wide model or of a stage of it; may be on meta.
-            sides: of each of them.
+        The tensors are the state dict of the wide model or of a stage of it; they may be on meta.
 
         Raises:
             ValueError: a tensor has no entry, an entry no tensor, or the lengths of dimensions
@@ -162,25 +144,14 @@ class Slicing:
         return cls(sizes, sides)
 
     def shape(self, name: str, whole: tuple[int, ...], num: int) -> tuple[int, ...]:
-        """Return the shape of a tensor in one of some sub-models.
-
-        Args:
-            name: of the tensor.
-            whole: its shape in the wide model.
-            num: m, how many sub-models share the channels of each group.
-        """
+        """Return the shape of a tensor in each of `num` sub-models; `whole` is the wide model's."""
         pairs = zip(whole, self.sides[name], strict=True)
         return tuple(length if side is None else length // num for length, side in pairs)
 
     def owned_entries(self, name: str, num: int, owner: int) -> Tensor:
-        """Return the entries of a tensor, in the dimension `owned`, that one of those stores.
+        """Return which entries, in its dimension `owned`, an owner stores of a tensor with a side.
 
-        They belong to a block of the channels, see `block`.
-
-        Args:
-            name: of a tensor that has a side.
-            num: m.
-            owner: k.
+        They are those of the owner's `block` of channels.
         """
         _, side, size = self.owned_side(name)
         return side.entries(torch.tensor(block(size, num, owner)), size)
@@ -194,33 +165,21 @@ class Slicing:
         return dim, side, self.sizes[side.group]
 
     def owned(self, name: str) -> int | None:
-        """Return the dimension of a tensor that is divided among those who store it.
+        """Return the dimension of a tensor that is divided among its owners.
 
-        That is the first one with a side; None if the tensor has none, so that all store it.
+        It is the first one with a side; None if the tensor has none, so that all owners store it.
         """
         return next((i for i, side in enumerate(self.sides[name]) if side is not None), None)
 
 
 def block(size: int, num: int, owner: int) -> range:
-    """Return the channels whose entries one of those stores that share a group.
-
-    Of n channels and m that store them, number k has those from k n / m to before (k + 1) n / m.
-
-    Args:
-        size: n.
-        num: m.
-        owner: k.
-    """
-    share = size // num
-    return range(owner * share, (owner + 1) * share)
+    """Return the channels that one of `num` owners of a group of `size` channels stores."""
+    length = size // num
+    return range(owner * length, (owner + 1) * length)
 
 
 def runs(entries: Tensor) -> list[tuple[int, int]]:
     """Return ascending entries as runs of neighbours: the first one, and how many there are."""
-    ends = [*((entries.diff() != 1).nonzero().flatten() + 1).tolist(), len(entries)]
-    firsts = [0, *ends[:-1]]
-    return [
-        (int(entries[first]), end - first)
-        for first, end in zip(firsts, ends, strict=True)
-        if end > first
-    ]
+    breaks = (entries.diff() != 1).nonzero().flatten() + 1
+    pieces = entries.tensor_split(breaks)
+    return [(int(piece[0]), len(piece)) for piece in pieces if len(piece)]

@@ -17,7 +17,16 @@ from vigpipe.model.keyed_dropout import Draws, DropPath, KeyedDropout
 from vigpipe.model.norm import NORM_ROLES, BatchNorm, apply_norm, make_norm
 from vigpipe.model.recompute import build_or_replay
 from vigpipe.model.regions import region
-from vigpipe.model.slicing import LINEAR_ROLES, Roles, Side, Sides, Slicing, bound, share, within
+from vigpipe.model.slicing import (
+    LINEAR_ROLES,
+    Roles,
+    Side,
+    Sides,
+    Slicing,
+    bound,
+    divided_width,
+    within,
+)
 from vigpipe.model.staged import StagedModel
 from vigpipe.ops import folded, half_block
 from vigpipe.ops.folded import Convolution
@@ -33,13 +42,8 @@ _LINEAR_AND_NORM: Roles = {**within("0.", LINEAR_ROLES), **within("1.", NORM_ROL
 class GraphConv(nn.Module):
     """Compute W_rel * (sum of the neighbours) + b + W_root * x, as PyG's GraphConv does.
 
-    Morris et al. 2019 (arXiv:1810.02244).
-
-    Args:
-        channels: C.
-        graph: `grid` connects a node to its 8 neighbours on the grid of pixels, `knn` to the 8
-            nearest other nodes in feature space.
-        grid: height and width of the image in nodes.
+    Morris et al. 2019 (arXiv:1810.02244). The graph `grid` connects a node to its 8 neighbours on
+    the grid of pixels, `knn` to the 8 nearest other nodes in feature space.
     """
 
     def __init__(self, channels: int, graph: Graph, grid: tuple[int, int]) -> None:
@@ -79,17 +83,7 @@ class StudyGrapher(nn.Module):
         GraphConv(BN(W x + b)) = [sum x_j, x_i, degree] M + m.
 
     The fused version sums the neighbours before widening, and never holds the whole hidden layer in
-    memory.
-
-    Args:
-        channels: C.
-        hidden: channels of the hidden layer.
-        graph: `grid` or `knn`, as in GraphConv.
-        grid: height and width of the image in nodes.
-        norm: normalisation after each linear layer: batch, layer or group.
-        drop_path: probability that a sample skips this half of the block.
-        stream: stream number of the drop-path mask.
-        rescale: what the last product is multiplied by before its bias is added.
+    memory. `rescale` multiplies the last product before its bias is added.
     """
 
     fused = True
@@ -129,16 +123,7 @@ class StudyGrapher(nn.Module):
 
 
 class StudyFFN(nn.Module):
-    """Widen, GELU, narrow, residual, on every node separately; fused as in StudyGrapher.
-
-    Args:
-        channels: C.
-        hidden: channels of the hidden layer.
-        norm: normalisation after each linear layer: batch, layer or group.
-        drop_path: probability that a sample skips this half of the block.
-        stream: stream number of the drop-path mask.
-        rescale: what the last product is multiplied by before its bias is added.
-    """
+    """Widen, GELU, narrow, residual, on every node separately; fused as in StudyGrapher."""
 
     fused = True
     roles: ClassVar[Roles] = {
@@ -178,14 +163,7 @@ def _through(
 ) -> Tensor:
     """Compute x + narrow(gelu(conv(widen(x)))) without holding the whole hidden layer.
 
-    Args:
-        x: nodes, and the residual that the result is added to, (B, N, C).
-        conv: a graph convolution of the hidden layer, on a grid; None for none.
-        sample_scale: (B,) factors that samples are multiplied by before the residual is added; None
-            for 1.
-        widen: a Linear from C to H channels, and a BatchNorm.
-        narrow: a Linear from H to C channels, and a norm.
-        rescale: what the last Linear's product is multiplied by before its bias is added.
+    `widen` is a Linear and a BatchNorm, `narrow` a Linear and any norm; `conv` is on a grid.
     """
     (first, norm), (last, last_norm) = widen, narrow
     assert isinstance(first, nn.Linear)
@@ -231,7 +209,7 @@ def _narrowed(
 def _added(
     y: Tensor, bias: Tensor, norm: nn.Module, x: Tensor, sample_scale: Tensor | None
 ) -> Tensor:
-    if isinstance(norm, BatchNorm) and norm.training:  # it subtracts the bias again
+    if isinstance(norm, BatchNorm) and norm.training:  # subtracting the mean cancels the bias
         return norm(y, x, sample_scale, False, bias)
     return apply_norm(norm, y + bias, x, sample_scale)
 
@@ -255,17 +233,8 @@ class StudyBlock(nn.Module):
 class VigStudy(StagedModel):
     """Eight blocks whose nodes are the pixels, then a readout of the sum over the nodes.
 
-    Args:
-        num_classes: number of logits.
-        in_chans: channels of the images, and so of the nodes.
-        img_size: height and width of the images.
-        norm: normalisation after the linear layers: batch, layer or group.
-        drop_path_rate: drop-path rate of the last block; the rate rises linearly from 0 in the
-            first. The study has 0.
-        drop_rate: dropout rate before the last layer; the study has no dropout.
-        graph: `grid` as in the study, or `knn` in feature space.
-        narrow: make a sub-network of 1/narrow of the hidden widths; 1 for the model itself.
-        branch_rescale: as in VisionGnn.
+    The arguments are those of `VisionGnn`. The study has the graph `grid`, no drop-path and no
+    dropout. `narrow` divides the hidden widths of the blocks.
 
     Raises:
         InputError: graph is `knn` and the images have too few pixels, or `narrow` does not divide
@@ -291,8 +260,8 @@ class VigStudy(StagedModel):
         self.in_chans, self.img_size = in_chans, img_size
         if graph == "knn":
             check_neighbours(NUM_NEIGHBOURS, 1, num_nodes, loop=False)
-        conv = share(HIDDEN_OF_GRAPHER, narrow, "every Grapher")
-        hidden = share(HIDDEN_OF_FFN, narrow, "every FFN")
+        conv = divided_width(HIDDEN_OF_GRAPHER, narrow, "every Grapher")
+        hidden = divided_width(HIDDEN_OF_FFN, narrow, "every FFN")
         rescale = float(narrow) if branch_rescale else 1.0
         self.blocks = nn.ModuleDict()
         for i in range(NUM_BLOCKS):
@@ -315,12 +284,8 @@ class VigStudy(StagedModel):
         Every Grapher has two groups, `x` and `out`, what its graph convolution takes and gives; and
         every FFN one, `hidden`. The trunk has the channels of the images, and stays whole.
 
-        Args:
-            partition_input: must be False: images have few channels.
-            divided: the widths that sub-networks share; must be inner.
-
         Raises:
-            ValueError: the channels of the images, and so of the trunk, are to be divided.
+            ValueError: `partition_input` is set, or `divided` is not inner.
         """
         if partition_input or divided != "inner":
             raise ValueError("vig_study's trunk has the channels of the images; it stays whole")

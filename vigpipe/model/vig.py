@@ -4,7 +4,7 @@ Parameter names and shapes are those of the authors' code (huawei-noah/Efficient
 vig_pytorch), so published state dicts fit. The models also have the methods that timm expects.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal
@@ -29,7 +29,7 @@ from vigpipe.model.layer import Layer
 from vigpipe.model.position import Grid, resized_embedding
 from vigpipe.model.readout import WIDTH, Readout
 from vigpipe.model.regions import region
-from vigpipe.model.slicing import Side, Sides, Slicing, bound, share
+from vigpipe.model.slicing import Side, Sides, Slicing, bound, divided_width
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.stem import ConvStem, Downsample
 from vigpipe.model.tokens import Tokens
@@ -127,7 +127,7 @@ class VisionGnn(StagedModel):
     ) -> None:
         wide, is_tied = shape, divided == "tied"
         shape = wide.divided(narrow) if is_tied else wide
-        head = share(WIDTH, narrow, "the readout") if is_tied else WIDTH
+        head = divided_width(WIDTH, narrow, "the readout") if is_tied else WIDTH
         rescale = float(narrow) if branch_rescale else 1.0
         stride = shape.stem_stride if stem_stride is None else stem_stride
         strides = stem_strides(len(shape.stem), stride)
@@ -166,7 +166,7 @@ class VisionGnn(StagedModel):
                 is_relative = shape.relative and rule.policy in ("knn", "lookahead")
                 grapher = Grapher(
                     channels,
-                    _conv_share(whole, narrow, spec.aggregator, i),
+                    _conv_width(whole, narrow, spec.aggregator, i),
                     rule,
                     spec.aggregator,
                     norm,
@@ -177,7 +177,7 @@ class VisionGnn(StagedModel):
                     by_raster=compat == "reference",
                     rescale=rescale,
                 )
-                hidden = share(4 * whole, narrow, f"the FFN of block {i}")
+                hidden = divided_width(4 * whole, narrow, f"the FFN of block {i}")
                 ffn = FFN(channels, hidden, norm, rates[number], 2 * number + 1, rescale)
                 self.backbone[str(i)] = Block(grapher, ffn)
             stream = 2 * sum(shape.blocks)
@@ -214,17 +214,19 @@ class VisionGnn(StagedModel):
 
     def run_blocks(self, x: Tensor, draws: Draws | None) -> Tensor:
         """Run the blocks that are present, from one stage boundary to the next."""
-        return self._walk(x, draws, {})
+        return self._run_and_note_graphs(x, draws, {})
 
-    def _walk(self, x: Tensor, draws: Draws | None, graphs: dict[int, BlockGraph]) -> Tensor:
+    def _run_and_note_graphs(
+        self, x: Tensor, draws: Draws | None, graphs: dict[int, BlockGraph]
+    ) -> Tensor:
         x, given = self._unpacked(x)
         for name, block in self.backbone.items():
-            x, graph, given = self._enter(name, block, x, draws, given)
+            x, graph, given = self._run_module(name, block, x, draws, given)
             if graph is not None:
                 graphs[int(name)] = graph
         return self._packed(x, given)
 
-    def _enter(
+    def _run_module(
         self, name: str, block: nn.Module, x: Tensor, draws: Draws | None, given: Tensor | None
     ) -> tuple[Tensor, BlockGraph | None, Tensor | None]:
         """Run one module; return its result, the graph it used, and the graph to pass on."""
@@ -250,9 +252,8 @@ class VisionGnn(StagedModel):
             return x
         assert graph is not None
         x = x.to(torch.promote_types(x.dtype, torch.float32))
-        if (
-            x.requires_grad
-        ):  # cat's backward returns slices, which layers would sum in another order
+        if x.requires_grad:
+            # The gradient that cat returns is a slice, which layers would sum in another order.
             x.register_hook(Tensor.contiguous)
         return torch.cat((x, graph.unflatten(1, x.shape[1:3]).to(x.dtype)), dim=-1)
 
@@ -272,12 +273,8 @@ class VisionGnn(StagedModel):
         unit length, so they weigh the same for any number of channels. But a sub-network chooses
         neighbours by its own channels, so its graphs are not the merged model's.
 
-        Args:
-            partition_input: must be False: images have few channels.
-            divided: the widths that sub-networks share: inner or tied.
-
         Raises:
-            ValueError: the channels of the images are to be divided.
+            ValueError: `partition_input` is set, but images have few channels.
         """
         if partition_input:
             raise ValueError("the channels of images are not divided among sub-networks")
@@ -310,11 +307,15 @@ class VisionGnn(StagedModel):
 
     def set_detect_anomaly(self, enable: bool) -> None:
         """Make kNN graphs raise FloatingPointError on NaN or infinite features, or stop that."""
+        for name, grapher in self._graphers():
+            grapher.detect_anomaly = f"block {name}" if enable else ""
+
+    def _graphers(self) -> Iterator[tuple[str, Grapher]]:
         for name, block in self.backbone.items():
             if isinstance(block, Block):
                 grapher = block[0]
                 assert isinstance(grapher, Grapher)
-                grapher.detect_anomaly = f"block {name}" if enable else ""
+                yield name, grapher
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, keys: Tensor | Draws | None = None, return_graph: bool = False
@@ -339,13 +340,14 @@ class VisionGnn(StagedModel):
             raise ValueError("return_graph is for the unsplit model; this is a stage of it")
         graphs: dict[int, BlockGraph] = {}
         draws = self.draws_for(x, keys)
-        return self.read_out(self._walk(self.embed(x), draws, graphs), draws), graphs
+        x = self._run_and_note_graphs(self.embed(x), draws, graphs)
+        return self.read_out(x, draws), graphs
 
     def share_tokens(self, tokens: Tokens) -> None:
-        """Let this rank have some rows of every image, and others the rest.
+        """Divide the rows of every image among ranks, whose nodes `tokens` gives access to.
 
-        Every rank makes nodes of the whole image (the stem) and halves the whole grid (between the
-        stages of a pyramid), and has some rows afterwards. Images must have the model's own size.
+        Stem and downsamplings run on the whole image on every rank; after each, a rank keeps its
+        rows only. Images must have the model's own size.
         """
         for module in self.modules():
             if isinstance(module, VisionGnn | Grapher | Layer | Readout):
@@ -386,22 +388,26 @@ class VisionGnn(StagedModel):
         Raises:
             ValueError: the layout is neither NCHW nor NHWC.
         """
-        from timm.models._features import feature_take_indices
-
         if output_fmt not in ("NCHW", "NHWC"):
             raise ValueError(f"output_fmt is 'NCHW' or 'NHWC' (got {output_fmt!r})")
-        levels = [int(level["module"].split(".")[1]) for level in self.feature_info]
-        taken, last = feature_take_indices(len(levels), indices)  # pyright: ignore[reportArgumentType]
-        wanted = {levels[i] for i in taken}
+        _, blocks = self._levels(indices)
         maps: list[Tensor] = []
         x, given = self.embed(x), None
         for name, block in self.backbone.items():
-            x, _, given = self._enter(name, block, x, None, given)
-            if int(name) in wanted:
+            x, _, given = self._run_module(name, block, x, None, given)
+            if int(name) in blocks:
                 maps.append(x.movedim(-1, 1) if output_fmt == "NCHW" else x)
-            if stop_early and int(name) == levels[last]:
+            if stop_early and int(name) == max(blocks):
                 break
         return maps if intermediates_only else (x, maps)
+
+    def _levels(self, indices: int | Sequence[int] | None) -> tuple[list[int], list[int]]:
+        """Return the indices of some levels, as positive numbers, and of their last blocks."""
+        from timm.models._features import feature_take_indices
+
+        blocks = [int(level["module"].split(".")[1]) for level in self.feature_info]
+        taken, _ = feature_take_indices(len(blocks), indices)  # pyright: ignore[reportArgumentType]
+        return taken, [blocks[i] for i in taken]
 
     def prune_intermediate_layers(
         self,
@@ -409,22 +415,16 @@ class VisionGnn(StagedModel):
         prune_norm: bool = False,
         prune_head: bool = True,
     ) -> list[int]:
-        """Delete the blocks after the last of some levels.
+        """Delete the blocks after the last of some levels; see `forward_intermediates`.
 
-        Args:
-            indices: indices of levels; a single number n means the last n levels, None means all.
-            prune_norm: has no effect, because there is no norm to delete; timm passes it.
-            prune_head: delete the readout too.
+        `prune_norm` has no effect, because there is no norm to delete; timm passes it.
 
         Returns:
             The indices of the levels, as positive numbers.
         """
-        from timm.models._features import feature_take_indices
-
-        levels = [int(level["module"].split(".")[1]) for level in self.feature_info]
-        taken, last = feature_take_indices(len(levels), indices)  # pyright: ignore[reportArgumentType]
+        taken, blocks = self._levels(indices)
         for name in list(self.backbone):
-            if int(name) > levels[last]:
+            if int(name) > max(blocks):
                 del self.backbone[name]
         if prune_head and self.has_readout:
             del self.prediction
@@ -440,9 +440,8 @@ class VisionGnn(StagedModel):
     ) -> None:
         """Replace the last layer by a new one with random weights.
 
-        Args:
-            num_classes: number of logits; 0 leaves the last layer out.
-            global_pool: `avg` or an empty string; by default as before.
+        With 0 classes there is no last layer. Pooling stays as it was unless `global_pool` is
+        given.
 
         Raises:
             ValueError: the readout was deleted, and num_classes is not 0.
@@ -462,11 +461,8 @@ class VisionGnn(StagedModel):
         self.specs = self._specs_on(self.grid)
         table = resized_embedding(self.pos_embed.detach(), self.grid)
         self.pos_embed = nn.Parameter(table, requires_grad=self.pos_embed.requires_grad)
-        for name, block in self.backbone.items():
-            if isinstance(block, Block):
-                grapher = block[0]
-                assert isinstance(grapher, Grapher)
-                grapher.set_grid(self.specs[int(name)].grid)
+        for name, grapher in self._graphers():
+            grapher.set_grid(self.specs[int(name)].grid)
         warn_of_few_nodes(self.specs, self.img_size)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -482,11 +478,11 @@ def _pair(size: int | Sequence[int]) -> Grid:
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
-def _conv_share(channels: int, num: int, aggregator: str, block: int) -> int:
-    """Return how many of the C channels of a graph convolution each of some sub-models has."""
-    pieces = AGGREGATORS[aggregator].channels["x"].repeats
-    where = f"each of the {pieces} parts that the graph convolution of block {block} takes"
-    share(channels // pieces, num, where)
+def _conv_width(channels: int, num: int, aggregator: str, block: int) -> int:
+    """Return the channels that a sub-network's graph convolution takes: so many of each part."""
+    parts = AGGREGATORS[aggregator].channels["x"].repeats
+    where = f"each of the {parts} parts that the graph convolution of block {block} takes"
+    divided_width(channels // parts, num, where)
     return channels // num
 
 
