@@ -28,17 +28,10 @@ from vigpipe.model.weights import (
 def identify(state: Mapping[str, Tensor], source: str = "these weights") -> str:
     """Name the variant that a state dict belongs to, judging by its names and shapes.
 
-    Number of classes, channels and image size are read off the tensors. What the shapes do not
-    show, the strides of the stem and whether max or edge aggregates, is taken to be the variant's
-    default. If several variants have these shapes, the one whose default image size gives this grid
-    of nodes comes first.
-
-    Args:
-        state: tensors by the authors' names (`to_reference_names`).
-        source: name of the file, for the error.
-
-    Returns:
-        The name of the variant, a key of VIG_SHAPES.
+    Number of classes, channels and image size are read off the tensors, which have the authors'
+    names (`to_reference_names`). What the shapes do not show, the strides of the stem and whether
+    max or edge aggregates, is taken to be the variant's default. If several variants have these
+    shapes, the one whose default image size gives this grid of nodes comes first.
 
     Raises:
         InputError: no variant fits; the message says which one is closest, and what differs.
@@ -48,8 +41,6 @@ def identify(state: Mapping[str, Tensor], source: str = "these weights") -> str:
 
 @dataclass(frozen=True)
 class _Variant:
-    """A model that a state dict may belong to."""
-
     name: str
     num_classes: int
     in_chans: int
@@ -67,7 +58,7 @@ class _Variant:
         assert isinstance(model, VisionGnn)
         return model
 
-    def differences(self, state: Mapping[str, Tensor]) -> "Differences":
+    def differences(self, state: Mapping[str, Tensor]) -> Differences:
         with torch.device("meta"):
             model = self.build()
         expected = model.state_dict()
@@ -111,13 +102,8 @@ def convert(source: Path, target: Path, *, ema: bool = False, overwrite: bool = 
 
     It is written in float64 if the file has tensors of that type, and in float32 otherwise. The
     metadata say which model to build: model, num_classes, in_chans, img_size ("224x224"). The
-    target is first written under a temporary name, so it is either complete or absent.
-
-    Args:
-        source: any file that `read_weights` reads.
-        target: the new file, which ends in .safetensors.
-        ema: convert the running average of the weights instead of the weights.
-        overwrite: whether the target may be replaced if it is there.
+    target is first written under a temporary name, so it is either complete or absent. With `ema`,
+    the running average of the weights is converted instead of the weights.
 
     Returns:
         The name of the variant.

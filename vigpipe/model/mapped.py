@@ -1,8 +1,8 @@
 """Named tensors that are parts of a file: safetensors files, mapped into memory.
 
-Writing to such a tensor writes the file, and no memory is taken for it but what the operating
-system lends as a cache. The format is the length of a JSON header in 8 bytes, the header, which may
-end in spaces, and the data.
+Writing to such a tensor writes the file; only the operating system's page cache holds it in memory.
+The format is the length of a JSON header in 8 bytes, the header, which may end in spaces, and the
+data.
 """
 
 import contextlib
@@ -21,9 +21,9 @@ from vigpipe.errors import InputError
 
 Shapes = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
-_BLOCK_BYTES = 4 << 20  # that are copied at once
-_NUMBERS_AT_ONCE = 1 << 20  # that are written to scattered places
-_ALIGNMENT = 64  # of the data, in bytes
+_BLOCK_BYTES = 4 << 20
+_NUMBERS_AT_ONCE = 1 << 20  # how many numbers `put_entries` writes at a time
+_ALIGNMENT_BYTES = 64
 _NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -42,12 +42,8 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 def header(tensors: Shapes, metadata: Mapping[str, str] | None = None) -> tuple[bytes, list[str]]:
     """Return what a file of some tensors begins with, and in which order their data follow it.
 
-    Equal tensors and metadata have equal headers. Numbers of many bytes come first, so that all are
-    aligned.
-
-    Args:
-        tensors: dtype and shape of each tensor, by name.
-        metadata: texts; none by default.
+    Equal tensors and metadata have equal headers. The widest dtypes come first, so that all numbers
+    are aligned.
     """
     order = sorted(tensors, key=lambda name: (-tensors[name][0].itemsize, name))
     table: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
@@ -58,7 +54,7 @@ def header(tensors: Shapes, metadata: Mapping[str, str] | None = None) -> tuple[
         table[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": (start, end)}
         start = end
     text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
-    length = -(-(8 + len(text)) // _ALIGNMENT) * _ALIGNMENT - 8
+    length = -(-(8 + len(text)) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES - 8
     return length.to_bytes(8, "little") + text.ljust(length), order
 
 
@@ -67,13 +63,8 @@ def create(
 ) -> dict[str, Tensor]:
     """Write a file of zeros, and map its tensors for reading and writing.
 
-    Its space on the disk is taken now, so that no later write can find the disk full.
-
-    Args:
-        path: the file to write; one that is there already stays as it is for those who have it
-            mapped.
-        tensors: dtype and shape of each tensor, by name.
-        metadata: texts for the header; none by default.
+    Its space on the disk is reserved now, so that no later write can find the disk full. A file
+    that is there already is replaced, and stays as it is for those who have it mapped.
 
     Raises:
         OSError: the file cannot be written, or the disk is full; nothing is left of it.
@@ -96,10 +87,8 @@ def create(
 def open(path: Path, *, writes_file: bool = True) -> dict[str, Tensor]:
     """Map the tensors of a safetensors file, by name.
 
-    Args:
-        path: the file.
-        writes_file: whether writing to a tensor writes the file; otherwise only this process sees
-            what is written, and the file may be one that it can only read.
+    Without `writes_file`, only this process sees what is written to the tensors, and the file may
+    be read-only.
 
     Raises:
         InputError: the file cannot be read, or is not a safetensors file.
@@ -107,7 +96,7 @@ def open(path: Path, *, writes_file: bool = True) -> dict[str, Tensor]:
     access = mmap.ACCESS_WRITE if writes_file else mmap.ACCESS_COPY
     try:
         with safe_open(path, framework="pt"):
-            pass  # which checks the header
+            pass  # opening it has checked the header
         with path.open("r+b" if writes_file else "rb") as file:
             length = int.from_bytes(file.read(8), "little")
             table = json.loads(file.read(length))
@@ -135,11 +124,7 @@ def _mapped(memory: mmap.mmap, start: int, entry: Mapping[str, object], path: Pa
 
 
 def copy_blocks(target: Tensor, source: Tensor) -> None:
-    """Copy a tensor block by block.
-
-    Args:
-        target: contiguous.
-        source: contiguous, with as many numbers.
+    """Copy a contiguous tensor to another one block by block.
 
     Raises:
         ValueError: they do not have equally many numbers.
@@ -153,9 +138,7 @@ def copy_blocks(target: Tensor, source: Tensor) -> None:
 def blocks(tensor: Tensor, like: Tensor | None = None) -> Iterator[Tensor]:
     """Yield a contiguous tensor as flat views of a few million bytes.
 
-    Args:
-        tensor: the tensor.
-        like: the tensor whose blocks have as many numbers as these; this one by default.
+    With `like`, each view has as many numbers as the views of that tensor have.
     """
     count = _BLOCK_BYTES // (tensor if like is None else like).itemsize
     flat = tensor.detach().view(-1)
@@ -166,10 +149,8 @@ def blocks(tensor: Tensor, like: Tensor | None = None) -> Iterator[Tensor]:
 def put_entries(target: Tensor, part: Tensor, entries: Sequence[Tensor | None]) -> None:
     """Write a part of a tensor, a few rows at a time.
 
-    Args:
-        target: the tensor.
-        part: what is written.
-        entries: where, in each dimension; None for all of it, but not in every one.
+    `entries` are the part's indices in each dimension of the target; None for all of a dimension,
+    but not for every one.
     """
     lists = [torch.arange(n) if e is None else e for n, e in zip(part.shape, entries, strict=True)]
     last = max(i for i, e in enumerate(entries) if e is not None)

@@ -10,7 +10,7 @@ from vigpipe.errors import InputError
 from vigpipe.files.names import escaped, is_plain
 from vigpipe.files.untrusted import opened
 
-# How images are prepared: the least and the largest value that can be meant.
+# The least and the largest value that each number of the images' preparation can have.
 _BOUNDS = {"mean": (-1e6, 1e6), "std": (1e-6, 1e6), "crop_pct": (0.1, 1.0)}
 
 
@@ -25,7 +25,7 @@ def read_metadata(path: Path) -> dict[str, str]:
     Raises:
         InputError: the file cannot be read, or is not a safetensors file.
     """
-    opened(path).close()  # refuses a pipe, at which safetensors would wait
+    opened(path).close()  # refuses a pipe, which safetensors would wait for
     try:
         with safe_open(path, framework="pt") as file:
             return dict(file.metadata() or {})
@@ -40,12 +40,8 @@ def read_metadata(path: Path) -> dict[str, str]:
 def image_preparation(metadata: Mapping[str, str], where: Path) -> dict[str, float]:
     """Return mean, std and crop_pct of a file's images, as far as its metadata give them.
 
-    Args:
-        metadata: from `read_metadata`.
-        where: the file, for the error.
-
     Raises:
-        InputError: one of them is not a number, or not one that can be meant.
+        InputError: one of them is not a number, or out of bounds.
     """
     facts: dict[str, float] = {}
     for name, (least, most) in _BOUNDS.items():
@@ -66,10 +62,6 @@ def image_preparation(metadata: Mapping[str, str], where: Path) -> dict[str, flo
 
 def class_names(metadata: Mapping[str, str], where: Path) -> tuple[str, ...]:
     """Return the names of a file's classes by label; empty if its metadata name none.
-
-    Args:
-        metadata: from `read_metadata`.
-        where: the file, for the error.
 
     Raises:
         InputError: they are not a list of texts, each on one line.

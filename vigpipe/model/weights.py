@@ -93,9 +93,9 @@ def _read_file(path: Path) -> Any:  # noqa: ANN401
     is_zip = head.startswith(b"PK\x03\x04")
     # Eight bytes with the length of a JSON object, then the object.
     if head[8:] == b"{" and int.from_bytes(head[:8], "little") <= size - 8:
-        read, kind = _read_safetensors, "safetensors"
+        read, kind = load_file, "safetensors"
     elif is_zip or head.startswith(b"\x80"):
-        read, kind = (_read_zip if is_zip else _read_legacy), "torch"
+        read, kind = (_read_zip if is_zip else _read_torch), "torch"
     elif needed := imported_by(path):
         raise InputError(_would_execute(path, needed))
     else:
@@ -105,16 +105,10 @@ def _read_file(path: Path) -> Any:  # noqa: ANN401
         )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # TorchScript archives, which are then refused
-            content = read(path)
-    except Exception as error:
-        # Damaged bytes end in almost any exception of the readers.
+            warnings.simplefilter("ignore")  # TorchScript archives warn, and are then refused
+            return read(path)
+    except Exception as error:  # damaged bytes make the readers raise almost anything
         raise InputError(_why_not(path, kind, error)) from error
-    return content
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    return load_file(path)
 
 
 def _read_zip(path: Path) -> Any:  # noqa: ANN401
@@ -122,20 +116,18 @@ def _read_zip(path: Path) -> Any:  # noqa: ANN401
         if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
             # torch would map the compressed bytes as numbers, and unpack a pickle of any size.
             raise ValueError("it is compressed, which torch.save never does; pack it with zip -0")
+    return _read_torch(path, maps_file=True)
+
+
+def _read_torch(path: Path, maps_file: bool | None = None) -> Any:  # noqa: ANN401
     _refuse_bytearray(path)
     # timm's training script puts its parsed arguments into every checkpoint.
     with torch.serialization.safe_globals([argparse.Namespace]):
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-
-
-def _read_legacy(path: Path) -> Any:  # noqa: ANN401
-    _refuse_bytearray(path)
-    with torch.serialization.safe_globals([argparse.Namespace]):
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=maps_file)
 
 
 def _refuse_bytearray(path: Path) -> None:
-    """Raise ValueError where a pickle names bytearray, whose argument is any number of bytes."""
+    """Raise ValueError if a pickle names bytearray, which would allocate any number of bytes."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         if content.find(b"bytearray\n") >= 0:
             raise ValueError("it holds a bytearray, which no state dict does")
@@ -147,7 +139,7 @@ def _why_not(path: Path, kind: str, error: Exception) -> str:
     named = re.search(r"GLOBAL (\S+)", message)
     needed = named[1] if named else None
     if isinstance(error, UnpicklingError) and not named:
-        needed = imported_by(path)  # of newer pickles torch knows not every instruction
+        needed = imported_by(path)  # torch does not know every instruction of newer pickles
     if needed:
         return _would_execute(path, needed)
     unpickler = re.search(r"WeightsUnpickler error: (.*)", message)
@@ -167,7 +159,7 @@ def _would_execute(path: Path, needed: str) -> str:
 
 
 def _checked(path: Path, state: Mapping[Any, Any]) -> dict[str, Tensor]:
-    """Return the tensors by name without prefixes; raise InputError for any other content."""
+    """Return the tensors by name without prefixes; refuse any other content."""
     size = path.stat().st_size
     weights: dict[str, Tensor] = {}
     for key, value in state.items():
@@ -213,12 +205,7 @@ def to_reference_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     Layouts: `mmpretrain/models/backbones/vig.py` and `heads/vig_head.py` of open-mmlab/mmpretrain;
     `vig_pytorch` of huawei-noah/Efficient-AI-Backbones. Names of neither layout stay as they are.
-
-    Args:
-        state: tensors by name, in either layout; the classifier's matrices may be 2-D.
-
-    Returns:
-        The same tensors by the authors' names, with the readout's matrices as 1x1 convolutions.
+    The readout's matrices, which may be 2-D, become 1x1 convolutions.
     """
     ported = ("backbone.stem.", "backbone.blocks.", "backbone.stages.", "head.")
     if not any(name.startswith(ported) for name in state):
@@ -313,15 +300,9 @@ def _is_embedding(tensor: Tensor, target: Tensor) -> bool:
 def with_relative_positions(
     state: Mapping[str, Tensor], model_state: Mapping[str, Tensor], model: nn.Module
 ) -> dict[str, Tensor]:
-    """Give a state dict the tables of relative positions that the model has; see `match_state`.
+    """Give a state dict the model's tables of relative positions, on the model's grids.
 
-    Args:
-        state: tensors by the authors' names.
-        model_state: the model's state dict.
-        model: as it will be used.
-
-    Returns:
-        The state with a `relative_pos` for every one of the model's, on the model's grids.
+    See `match_state`. `model_state` is the state dict of the model.
     """
     is_relative = isinstance(model, VisionGnn) and model.shape.relative
     tables = {name for name in {*state, *model_state} if name.endswith(".relative_pos")}
@@ -329,7 +310,7 @@ def with_relative_positions(
     for name in sorted(tables):
         theirs = state.get(name)
         if theirs is not None and name in model_state and not _is_table(theirs):
-            matched[name] = theirs  # misshapen, as `Differences` says
+            matched[name] = theirs  # `Differences` calls it misshapen
         elif name in model_state:
             assert isinstance(model, VisionGnn)
             block = int(name.split(".")[1])
@@ -343,27 +324,24 @@ def with_relative_positions(
 
 
 def _is_table(tensor: Tensor) -> bool:
-    """Whether this can be a relative_pos: (1, N, M)."""
+    """Return whether this can be a `relative_pos`, (1, N, M)."""
     shape = tensor.shape
     return len(shape) == 3 and shape[0] == 1 and tensor.numel() > 0 and tensor.is_floating_point()
 
 
 def _grid_of(state: Mapping[str, Tensor], model: VisionGnn) -> Grid:
-    """The grid of nodes that a state dict is for, before the first downsampling."""
+    """Return the grid of nodes that a state dict is for, before the first downsampling."""
     embedding = state.get("pos_embed")
     if embedding is None or not _is_embedding(embedding, model.pos_embed):
-        return model.grid  # `match_state` refuses it
+        return model.grid  # any grid will do: `match_state` refuses the state dict
     return embedding.shape[2], embedding.shape[3]
 
 
 @dataclass(frozen=True)
 class Differences:
-    """The differences that keep a model from loading a state dict.
+    """The differences that keep a model from loading a state dict, as names of tensors.
 
-    Attributes:
-        missing: names of tensors that only the model has.
-        unexpected: names of tensors that only the state dict has.
-        misshapen: names of tensors of another shape or kind, with both shapes.
+    The model lacks the unexpected ones. The misshapen ones are named with both shapes.
     """
 
     missing: Sequence[str]
@@ -416,11 +394,7 @@ def load_weights(
 ) -> None:
     """Load a weights file into a model; every tensor must fit, as `match_state` describes.
 
-    Args:
-        model: the model, whose tensors are overwritten.
-        path: a file that `read_weights` reads.
-        ema: load the running average of the weights instead of the weights.
-        new_classifier: keep the model's own last layer and ignore the file's.
+    `ema` is that of `read_weights`, `new_classifier` that of `match_state`.
 
     Raises:
         InputError: the file cannot be read or does not fit.
