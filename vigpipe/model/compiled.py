@@ -13,22 +13,19 @@ from vigpipe.model.staged import StagedModel
 from vigpipe.ops.compiler import processor
 
 _GRAPHS_PER_BLOCK = 8  # torch's own limit for a function: training, evaluation, sizes of batches
-_KEPT_IN = "TORCHINDUCTOR_CACHE_DIR"  # torch sets it, too, to its default
+_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # torch itself sets it to its default folder
 
 
 def compile_blocks(model: StagedModel, **options: Any) -> None:  # noqa: ANN401
-    """Compile every block in place, so that names and shapes stay.
+    """Compile every block of a model or stage in place, so that names and shapes stay.
 
-    Blocks that are equal in k, dilation, sizes and drop-path have their graphs together. All share
-    the code of one `forward`, which torch compiles 8 times at most. What comes after, it would run
-    uncompiled, with a warning. So that limit, which holds for the process, is raised to 8 for each
-    block, and one who reaches it is told.
-
-    Args:
-        model: the model, or a stage of it.
-        options: of torch.compile, besides `dynamic`.
+    Blocks with the same k, dilation, sizes and drop-path share their graphs. All blocks share the
+    code of one `forward`, which torch compiles at most 8 times by default; after that it would warn
+    and run uncompiled. That limit, which holds for the whole process, is therefore raised to 8 for
+    each block, and a call that exceeds it raises InputError. The options are those of
+    torch.compile, besides `dynamic`.
     """
-    # Takes 2 s, which only those who compile pay.
+    # This import takes 2 s, so it is left to those who compile.
     from torch._dynamo import config
     from torch._dynamo.exc import FailOnRecompileLimitHit as Limit
 
@@ -47,16 +44,16 @@ def compile_blocks(model: StagedModel, **options: Any) -> None:  # noqa: ANN401
 def _keep_for_later_runs() -> None:
     """Let torch keep what it compiles in vigpipe's cache.
 
-    By itself it takes the folder for temporary files, which on a cluster often ends with the job.
-    Hosts with other processors, which may share a home directory, need code of their own.
+    By default torch uses the folder for temporary files, which a cluster often deletes with the
+    job. The name tells processors apart, because hosts that share a home directory may differ.
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-    if os.environ.get(_KEPT_IN, default_cache_dir()) != default_cache_dir():
+    if os.environ.get(_CACHE_VARIABLE, default_cache_dir()) != default_cache_dir():
         return  # the user has named a folder
     with suppress(OSError):  # there is no cache
         kind = hashlib.sha256(processor()).hexdigest()[:16]
-        os.environ[_KEPT_IN] = str(cache_folder() / f"inductor-{kind}")
+        os.environ[_CACHE_VARIABLE] = str(cache_folder() / f"inductor-{kind}")
 
 
 def _call(

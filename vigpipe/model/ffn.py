@@ -13,13 +13,7 @@ from vigpipe.model.slicing import Roles, Side, Sides, bound, within
 class FFN(nn.Module):
     """Pointwise, GELU, pointwise, residual: Han et al. 2022 (arXiv:2206.00272), equation 5.
 
-    Args:
-        channels: C.
-        hidden: channels of the hidden layer; 4C, if this is not a sub-network's.
-        norm: normalisation after each layer: batch, layer or group.
-        drop_path: probability that a sample skips this half of the block.
-        stream: stream number of the drop-path mask.
-        rescale: what the last product is multiplied by before its bias is added.
+    The arguments are those of `Grapher`, but `hidden` is 4C except in a sub-network.
     """
 
     roles: ClassVar[Roles] = {
@@ -42,12 +36,7 @@ class FFN(nn.Module):
         self.drop_path = DropPath(drop_path, stream)
 
     def sides(self, prefix: str, trunk: Side | None) -> dict[str, Sides]:
-        """Return the sides of its tensors.
-
-        Args:
-            prefix: what their names begin with in the model.
-            trunk: of its input and output; None if they stay whole.
-        """
+        """Return the sides of its tensors; see `Grapher.sides`."""
         channels = {"trunk": trunk, "hidden": Side(f"{prefix}hidden")}
         return bound(self, prefix, self.roles, channels)
 

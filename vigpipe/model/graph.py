@@ -15,13 +15,9 @@ ANOMALY_ADVICE = (
 
 
 def check_neighbours(k: int, dilation: int, num_nodes: int, loop: bool = True) -> None:
-    """Raise InputError if there are fewer candidates than k * dilation.
+    """Raise InputError if there are fewer candidates than k * dilation, or none are asked for.
 
-    Args:
-        k: neighbours per node, at least 1.
-        dilation: keep every dilation-th of the k * dilation nearest; at least 1.
-        num_nodes: number of nodes to choose from.
-        loop: a node may be its own neighbour, so that all nodes are candidates.
+    With `loop`, a node may be its own neighbour, so that all nodes are candidates.
     """
     candidates = num_nodes if loop else num_nodes - 1
     if k < 1 or dilation < 1 or k * dilation > candidates:
@@ -34,26 +30,17 @@ def check_neighbours(k: int, dilation: int, num_nodes: int, loop: bool = True) -
 
 
 def reduce_k(k: int, dilation: int, num_candidates: int) -> tuple[int, int]:
-    """Lower k, and then dilation, until k * dilation candidates exist.
-
-    Args:
-        k: neighbours per node wanted.
-        dilation: dilation wanted.
-        num_candidates: number of nodes to choose from.
-
-    Returns:
-        The k and the dilation to use.
-    """
+    """Lower k, and then dilation, until there are k * dilation candidates; return both."""
     k = min(k, num_candidates)
     return k, min(dilation, num_candidates // k)
 
 
-_collected: list[str] | None = None  # messages of `collected_anomalies`; None outside of it
+_collected: list[str] | None = None  # what `collected_anomalies` yields; None outside its block
 
 
 @contextmanager
 def collected_anomalies() -> Iterator[list[str]]:
-    """Make `report_anomaly` add to a list instead of raising, inside the with-block."""
+    """Make `report_anomaly` add messages to a list, not raise, inside the with-block."""
     global _collected
     _collected = messages = []
     try:

@@ -23,16 +23,9 @@ class Layer(nn.Sequential):
     """A 1x1 convolution and a norm, then GELU and a residual if wanted.
 
     The published names of convolution and norm are `0` and `1`. A BatchNorm applies GELU and
-    residual in its own pass over memory. In evaluation mode the
-    BatchNorm is folded into the weights of the convolution.
-
-    Args:
-        in_channels: channels of the input.
-        out_channels: channels of the result.
-        norm: normalisation after the convolution: batch, layer or group.
-        groups: groups of the convolution.
-        gelu: apply GELU after the norm.
-        factor: what the convolution is multiplied by before its bias is added.
+    residual in its own pass over memory. In evaluation mode the BatchNorm is folded into the
+    weights of the convolution. The product of the convolution is multiplied by `factor` before its
+    bias is added.
     """
 
     fused = True
@@ -63,9 +56,6 @@ class Layer(nn.Sequential):
             residual: (B, ..., C_out), added last.
             sample_scale: (B,) factors that samples are multiplied by before the residual is added;
                 None for 1.
-
-        Returns:
-            (B, ..., C_out).
         """
         pointwise, norm = self
         assert isinstance(pointwise, Pointwise)
@@ -74,7 +64,7 @@ class Layer(nn.Sequential):
             return finished(y, residual, sample_scale, self.gelu)
         if not isinstance(norm, BatchNorm):
             return apply_norm(norm, pointwise(x), residual, sample_scale, self.gelu)
-        if self.training:  # the norm subtracts the bias again, so it is never added
+        if self.training:  # subtracting the mean cancels the bias, so it is never added
             y = pointwise.apply_weight(x, pointwise.matrix, None)
             return norm(y, residual, sample_scale, self.gelu, pointwise.bias)
         if not self.fused:

@@ -16,7 +16,7 @@ from vigpipe.model.recompute import is_recomputing
 from vigpipe.model.slicing import Roles
 from vigpipe.ops.plain import finished
 
-# Of every norm here, whose channels have the role "out".
+# The tensors of any norm in this file: their channels have the role "out".
 NORM_ROLES: Roles = {
     "weight": ("out",),
     "bias": ("out",),
@@ -36,12 +36,7 @@ class BatchNorm(nn.Module):
     are updated once per step, with the statistics of the global batch.
 
     A channel with a single value (one sample, after the nodes were pooled) has variance 0, so the
-    result is the bias.
-
-    Args:
-        num_channels: C.
-        eps: added to the variance.
-        momentum: weight of the new statistics in the running ones.
+    result is the bias. `momentum` is the weight of the new statistics in the running ones.
     """
 
     fused = True
@@ -57,8 +52,8 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_mean", torch.zeros(num_channels))
         self.register_buffer("running_var", torch.ones(num_channels))
         self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long))
-        # Moments of the micro-batches of a step, (M, 3, C), and how many there are so far. Tensors
-        # and not a list, whose length would make compiled code anew for every micro-batch.
+        # Moments of the micro-batches of a step, (M, 3, C), and how many there are so far. These
+        # are tensors because the length of a list would recompile the code for every micro-batch.
         self.pending: Tensor | None = None
         self.num_pending: Tensor | None = None
 
@@ -77,10 +72,7 @@ class BatchNorm(nn.Module):
             residual: tensor of x's shape that is added last.
             sample_scale: (B,) factors that samples are multiplied by before the residual is added.
             gelu: apply GELU after the norm.
-            before: (C,), a bias that x lacks, in training.
-
-        Returns:
-            (B, ..., C).
+            before: in training, the bias of the layer before, (C,), which x was made without.
         """
         if not self.training:
             rows = x.reshape(-1, x.shape[-1])
@@ -103,12 +95,9 @@ class BatchNorm(nn.Module):
 
     @torch.no_grad()
     def count(self, num_rows: int, mean: Tensor, variance: Tensor) -> None:
-        """Record the statistics of a micro-batch; see `record`.
+        """Record the statistics of a micro-batch with `num_rows` values per channel; see `record`.
 
-        Args:
-            num_rows: number of values per channel: samples times nodes.
-            mean: mean of each channel, (C,).
-            variance: mean squared deviation of each channel, (C,).
+        The mean and the (biased) variance are those of each channel, (C,).
         """
         mean, variance = mean.double(), variance.double()
         self.record(torch.stack((torch.full_like(mean, num_rows), mean, variance * num_rows)))
@@ -131,13 +120,14 @@ class BatchNorm(nn.Module):
             self.num_pending += 1
 
     def next_moments(self) -> tuple[Tensor, Tensor]:
-        """Return the list that a micro-batch's moments may go to, and its length, for `recorded`.
+        """Return where an operator may write a micro-batch's moments; then call `recorded`.
 
         Returns:
-            (n, 3, C) float64, and a scalar int64 below n.
+            (n, 3, C) float64, and the index below n to write at, a scalar int64. The operator adds
+            one to the index.
 
         Raises:
-            IndexError: the list is full.
+            IndexError: the step already has as many micro-batches as were announced.
         """
         if self.pending is None or self.num_pending is None or is_recomputing():
             device = self.weight.device
@@ -148,7 +138,7 @@ class BatchNorm(nn.Module):
         return self.pending, self.num_pending
 
     def recorded(self, moments: Tensor) -> None:
-        """Be told that a micro-batch's moments are in a list that `next_moments` gave."""
+        """Take the moments of a micro-batch that were written to what `next_moments` returned."""
         if moments is not self.pending:
             self.record(moments[0])
 
@@ -156,10 +146,7 @@ class BatchNorm(nn.Module):
     def update(self, count: Tensor, mean: Tensor, deviation: Tensor) -> None:
         """Update the running statistics once: running += momentum * (statistics - running).
 
-        Args:
-            count: number of values per channel, (C,); the same number for every channel.
-            mean: mean of each channel, (C,).
-            deviation: sum of squared deviations from the mean for each channel, (C,).
+        The arguments are the moments of each channel, (C,); see `record`.
         """
         unbiased = deviation / (count - 1).clamp(min=1)
         self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
@@ -174,15 +161,8 @@ class BatchNorm(nn.Module):
 def fold_norm(weight: Tensor, bias: Tensor, norm: BatchNorm) -> tuple[Tensor, Tensor]:
     """Fold the norm that follows a linear layer, in evaluation mode, into the layer's parameters.
 
-    BN(W x + b) = (s W) x + s (b - mean) + bias, with s = weight / sqrt(variance + eps).
-
-    Args:
-        weight: the layer's weight, (C_out, ...).
-        bias: the layer's bias, (C_out,).
-        norm: the norm after the layer, with C_out channels.
-
-    Returns:
-        The new weight, (C_out, ...), and the new bias, (C_out,); the layer is not changed.
+    BN(W x + b) = (s W) x + s (b - mean) + bias, with s = weight / sqrt(variance + eps). The layer's
+    weight, (C_out, ...), and bias, (C_out,), are not changed; the new ones are returned.
     """
     scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
     shape = (-1, *[1] * (weight.dim() - 1))
@@ -215,25 +195,14 @@ def apply_norm(
     sample_scale: Tensor | None = None,
     gelu: bool = False,
 ) -> Tensor:
-    """Apply a norm, then GELU and a residual; a BatchNorm does all of it in one pass.
-
-    Args:
-        norm: a norm made by `make_norm`.
-        x: features, (B, ..., C).
-        residual: tensor of x's shape that is added last.
-        sample_scale: (B,) factors that samples are multiplied by before the residual is added.
-        gelu: apply GELU after the norm.
-
-    Returns:
-        (B, ..., C).
-    """
+    """Apply any norm as `BatchNorm.forward` does; only a BatchNorm does it all in one pass."""
     if isinstance(norm, BatchNorm):
         return norm(x, residual, sample_scale, gelu)
     return finished(norm(x), residual, sample_scale, gelu)
 
 
 def make_norm(kind: Norm, num_channels: int) -> nn.Module:
-    """Make a norm of a kind; GroupNorm has as many groups as divide the channels, at most 8."""
+    """Make a norm; GroupNorm has the largest number of groups up to 8 that divides the channels."""
     if kind == "batch":
         return BatchNorm(num_channels)
     if kind == "layer":
@@ -257,15 +226,15 @@ def merge_moments(moments: Tensor) -> Tensor:
     """
     count, mean, deviation = moments[0].clone()
     for other_count, other_mean, other_deviation in moments[1:]:
-        share = other_count / (count + other_count).clamp(min=1)
+        weight = other_count / (count + other_count).clamp(min=1)
         delta = other_mean - mean
-        deviation = deviation + other_deviation + delta**2 * (count * share)
-        mean = mean + delta * share
+        deviation = deviation + other_deviation + delta**2 * (count * weight)
+        mean = mean + delta * weight
         count = count + other_count
     return torch.stack((count, mean, deviation))
 
 
-# One operator for many tensors each: a GPU is busier with the start of these than with their work.
+# Each takes many tensors in one call, because starting a kernel costs a GPU more than the update.
 _lerp, _add, _zero = torch._foreach_lerp_, torch._foreach_add_, torch._foreach_zero_  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -288,7 +257,7 @@ class PooledStatistics:
         self.num_channels = sum(self.sizes)
         device = next((p.device for module in modules for p in module.parameters()), None)
         numbers = {"dtype": torch.float64, "device": device}
-        self._nothing = torch.zeros(num_microbatches, 3, 0, **numbers)
+        self._no_channels = torch.zeros(num_microbatches, 3, 0, **numbers)
         self._pending = [torch.zeros(num_microbatches, 3, size, **numbers) for size in self.sizes]
         self._counts = [torch.zeros((), dtype=torch.int64, device=device) for _ in self.sizes]
         for norm, pending, count in zip(self.norms, self._pending, self._counts, strict=True):
@@ -306,7 +275,7 @@ class PooledStatistics:
             (M, 3, channels) float64, with the channels of all norms side by side; zeros for
             micro-batches without samples, which are a step's last ones and never reach a norm.
         """
-        moments = torch.cat((self._nothing, *self._pending), 2)
+        moments = torch.cat((self._no_channels, *self._pending), 2)  # also where there are no norms
         if self.norms:
             _zero(self._pending)
             _zero(self._counts)

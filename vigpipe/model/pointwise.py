@@ -11,14 +11,8 @@ class Pointwise(nn.Module):
     """A 1x1 convolution on (B, ..., C_in), with the parameters of `torch.nn.Conv2d`.
 
     With channels last, a node's features are contiguous, so neighbours are gathered quickly and the
-    convolution is one matrix product.
-
-    Args:
-        in_channels: channels of the input.
-        out_channels: channels of the result.
-        groups: number of groups that input and output channels are divided into; each group of
-            outputs depends on its group of inputs only.
-        factor: what the product is multiplied by before the bias is added.
+    convolution is one matrix product. The product is multiplied by `factor` before the bias is
+    added.
     """
 
     fused = True
@@ -43,16 +37,7 @@ class Pointwise(nn.Module):
         return matrix if self.factor == 1.0 else matrix * self.factor
 
     def apply_weight(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Convolve with given parameters in place of the module's own.
-
-        Args:
-            x: features, (B, ..., C_in).
-            weight: (C_out, C_in / groups).
-            bias: (C_out,); None for nothing.
-
-        Returns:
-            (B, ..., C_out).
-        """
+        """Convolve with parameters of the same shapes in place of the module's own."""
         if self.groups == 1:
             return F.linear(x, weight, bias)
         rows = x.reshape(-1, x.shape[-1])

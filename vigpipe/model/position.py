@@ -59,14 +59,6 @@ def relative_distance_by_raster(channels: int, grid: Grid, reduction: int) -> Te
 
     The columns of the candidates are interpolated along the raster of the nodes. This is wrong in
     two dimensions if r > 1, but published weights were trained with it.
-
-    Args:
-        channels: C, a multiple of 4.
-        grid: height and width in nodes.
-        reduction: r, nodes along a side of a candidate.
-
-    Returns:
-        The table for N nodes and M candidates, (1, N, M) float32.
     """
     return resized_by_raster(relative_distance(channels, grid, 1), grid, reduction)
 
@@ -75,13 +67,7 @@ def relative_distance_by_raster(channels: int, grid: Grid, reduction: int) -> Te
 def resized_by_raster(table: Tensor, grid: Grid, reduction: int) -> Tensor:
     """Resize a table bicubically over the flattened rasters, as the published code does.
 
-    Args:
-        table: (1, N0, M0).
-        grid: height and width in nodes after resizing.
-        reduction: r, nodes along a side of a candidate.
-
-    Returns:
-        (1, N, M).
+    (1, N0, M0) -> (1, N, M), for the new grid and r of `relative_distance`.
     """
     size = prod(grid), prod(pooled_grid(grid, reduction))
     if tuple(table.shape[1:]) == size:

@@ -11,7 +11,7 @@ from vigpipe.model.pointwise import Pointwise
 from vigpipe.model.slicing import CONV_ROLES, Roles, within
 from vigpipe.model.tokens import Tokens
 
-WIDTH = 1024  # channels of the hidden layer
+WIDTH = 1024  # the hidden layer's channels
 
 
 class Readout(nn.Sequential):
@@ -20,7 +20,7 @@ class Readout(nn.Sequential):
     Args:
         channels: C, channels of the nodes.
         num_classes: number of logits; 0 leaves the last layer out.
-        norm: normalisation of the hidden layer: batch, layer or group.
+        norm: normalisation of the hidden layer.
         dropout: dropout rate before the last layer.
         stream: stream number of the dropout mask.
         pool: `avg` averages the nodes; an empty string gives every node its own logits.
@@ -75,15 +75,11 @@ class Readout(nn.Sequential):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, draws: Draws | None, pre_logits: bool = False
     ) -> Tensor:
-        """Classify.
-
-        Args:
-            x: node features, (B, H, W, C).
-            draws: random choices for the samples; None in evaluation mode.
-            pre_logits: return the hidden layer instead of the logits.
+        """Classify nodes, (B, H, W, C).
 
         Returns:
-            (B, num_classes), or (B, 1024) with `pre_logits`; without pooling (B, H, W, ...).
+            (B, num_classes), or the hidden layer, (B, 1024), with `pre_logits`; without pooling
+            (B, H, W, ...).
         """
         widen, norm, act, dropout, classify = self
         if self.pool:

@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 
 class _State(threading.local):  # CUDA's backward runs in another thread
-    tape: "Iterator[Tensor] | None" = None  # graphs that the current repetition replays
-    record: "list[Tensor] | None" = None  # graphs that the current first forward records
+    tape: Iterator[Tensor] | None = None  # graphs that the current repetition replays
+    record: list[Tensor] | None = None  # graphs that the current first forward records
 
 
 _state = _State()
@@ -31,11 +31,7 @@ def is_recomputing() -> bool:
 
 
 def build_or_replay(build: Callable[[], Tensor]) -> Tensor:
-    """Build a graph, or return the one that was built when this block first ran.
-
-    Args:
-        build: makes the graph, (B, N, K) int64.
-    """
+    """Build a graph, or return the one that was built when this block first ran."""
     if torch.compiler.is_compiling():
         return build()
     if _state.tape is not None:
@@ -49,12 +45,7 @@ def build_or_replay(build: Callable[[], Tensor]) -> Tensor:
 def run_with_recompute(block: Callable[..., Any], *inputs: Any) -> Any:  # noqa: ANN401
     """Call `block(*inputs)`, saving only inputs, outputs and graphs for the backward.
 
-    Args:
-        block: called again in the backward, with the same inputs.
-        inputs: its arguments.
-
-    Returns:
-        What the block returns.
+    The backward calls the block again with the same inputs.
     """
     record: list[Tensor] = []
 

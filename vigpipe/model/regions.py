@@ -2,11 +2,11 @@
 
     block 3                    forward and backward
     block 3/grapher
-    block 3/grapher/knn        no gradient flows through the choice of neighbours
+    block 3/grapher/knn        forward only: choosing neighbours has no gradient
     block 3/grapher/aggregation
     block 3/ffn
-    block 3/aggregation        of a graph model: what the edges bring, reduced
-    block 3/update             of a graph model: new features, norm and activation
+    block 3/aggregation        graph models: messages are reduced along the edges
+    block 3/update             graph models: new features, norm and activation
 
 Without a listener, a region only calls its function. A listener gets the region's name, function
 and inputs, and must return what the function returns.
@@ -28,15 +28,7 @@ def region(name: str, function: Callable[..., Any], *inputs: Any) -> Any:  # noq
 
     A listener may replace an input that carries a gradient by an alias. To keep the order in which
     gradients are summed, and thus every bit of the sum, such an input must either be used nowhere
-    outside the region, or only once inside it.
-
-    Args:
-        name: the region's name within the region around it, such as `grapher`.
-        function: what the region computes.
-        inputs: the function's arguments.
-
-    Returns:
-        What the function returns.
+    outside the region, or only once inside it. The name is relative to the region around it.
     """
     if _listener is None or torch.compiler.is_compiling():
         return function(*inputs)

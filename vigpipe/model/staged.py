@@ -32,8 +32,8 @@ class StagedModel(nn.Module):
         has_stem: whether the stem is present.
         has_readout: whether the readout is present.
         recompute: discard the activations inside blocks, and compute them again in the backward.
-        input_channels: of its input, those that it takes, ascending; None for all. Models of images
-            always take all.
+        input_channels: indices of the input's channels that the model takes, ascending; None for
+            all. Models of images always take all.
         stem_names: attributes that make up the stem.
         blocks_name: attribute that holds the blocks.
         readout_names: attributes that make up the readout.
@@ -52,10 +52,9 @@ class StagedModel(nn.Module):
         self.input_channels: Tensor | None = None
 
     def boundary_shape(self, block: int) -> tuple[int, ...]:
-        """Return the shape of one sample's input to a block, or to the readout.
+        """Return the shape of one sample's input to a block of the unsplit model.
 
-        Args:
-            block: index of the block in the unsplit model; the number of blocks means the readout.
+        The number of blocks, which is no block's index, means the readout.
         """
         raise NotImplementedError
 
@@ -80,8 +79,7 @@ class StagedModel(nn.Module):
     def slicing(self, partition_input: bool = False) -> Slicing:
         """Return which sides of the tensors that are present belong to which channels.
 
-        Args:
-            partition_input: divide the channels of the model's input, too.
+        With `partition_input`, the channels of the model's input are divided, too.
         """
         raise NotImplementedError
 
@@ -98,8 +96,7 @@ class StagedModel(nn.Module):
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return patterns that assign parameters to layers, as timm needs for layer-wise rates.
 
-        Args:
-            coarse: put all blocks into one group.
+        With `coarse`, all blocks are one group.
         """
         blocks = rf"^{self.blocks_name}\.(\d+)"
         groups: dict[str, Any] = {"blocks": blocks if coarse else [(blocks, None)]}
@@ -113,16 +110,7 @@ class StagedModel(nn.Module):
         return getattr(self, self.blocks_name)
 
     def run(self, name: str, block: nn.Module, *inputs: Any) -> Any:  # noqa: ANN401
-        """Call one block as a region; with recomputation on, discard its activations.
-
-        Args:
-            name: index of the block, as text.
-            block: the block.
-            inputs: its arguments.
-
-        Returns:
-            What the block returns.
-        """
+        """Call one block as a region; with recomputation on, discard its activations."""
         call = partial(region, f"block {name}", block)
         if self.recompute and self.training:
             return run_with_recompute(call, *inputs)
@@ -134,8 +122,8 @@ class StagedModel(nn.Module):
         Args:
             x: images, (B, C_in, H, W), if the stem is present; otherwise the output of the previous
                 stage, (B, *boundary_shape(span[0])).
-            keys: sample keys of the random masks (`model.keyed_dropout`), (B,) int64; by default
-                drawn from torch's own generator in training mode. Or what `draw` made of them.
+            keys: sample keys of the random masks (`model.keyed_dropout`), (B,) int64, or what
+                `draw` made of them; by default drawn from torch's own generator in training mode.
 
         Returns:
             Logits, (B, num_classes), if the readout is present; otherwise the input of the next
@@ -150,15 +138,13 @@ class StagedModel(nn.Module):
     def draw(self, keys: Tensor, dtype: torch.dtype) -> Draws:
         """Make the random choices of a training step for all blocks that are present.
 
-        Args:
-            keys: sample keys, (B,) int64.
-            dtype: type of the features, or a wider one.
+        `keys` are sample keys, (B,) int64; `dtype` is that of the features, or a wider one.
         """
         drop_paths = [m for m in self.modules() if isinstance(m, DropPath) and m.rate > 0]
         return draw(keys, drop_paths, dtype)
 
     def draws_for(self, x: Tensor, keys: Tensor | Draws | None) -> Draws | None:
-        """Return the random choices for a forward; see `forward`. None in evaluation mode."""
+        """Return the random choices for `forward`; None in evaluation mode."""
         if not self.training:
             return None
         if isinstance(keys, Draws):
@@ -168,13 +154,7 @@ class StagedModel(nn.Module):
         return draws if draws.scales is None else draws.sent(lambda rows: rows.to(x.device))
 
     def keep(self, blocks: Iterable[int], stem: bool, readout: bool) -> None:
-        """Delete everything that does not belong to one stage.
-
-        Args:
-            blocks: indices of the blocks to keep, at least one.
-            stem: keep the stem.
-            readout: keep the readout.
-        """
+        """Delete everything that does not belong to one stage, which has at least one block."""
         numbers = sorted(blocks)
         self.span = (numbers[0], numbers[-1] + 1)
         kept_names = {str(index) for index in numbers}

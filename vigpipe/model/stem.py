@@ -12,17 +12,11 @@ from vigpipe.model.slicing import CONV_ROLES, Roles, within
 
 
 class ConvStem(nn.Module):
-    """3x3 convolutions, each with a norm, and GELU between them; every output pixel is a node.
+    """3x3 convolutions, each with a norm, with GELU between them; every output pixel is a node.
 
     ViG's stem for 224x224 images has five convolutions of widths C/8, C/4, C/2, C, C. All but the
     last have stride 2, so that one node stands for a 16x16 patch (arXiv:2206.00272, reference code
-    `vig_pytorch/vig.py`).
-
-    Args:
-        in_channels: channels of the images.
-        widths: output channels of each convolution; the last is C.
-        strides: stride of each convolution.
-        norm: normalisation after each convolution: batch, layer or group.
+    `vig_pytorch/vig.py`). `widths` and `strides` are those of the convolutions in order.
     """
 
     def __init__(
@@ -49,7 +43,7 @@ class ConvStem(nn.Module):
         x = images.contiguous(memory_format=torch.channels_last)
         for i in range(0, len(self.convs), 3):
             conv, norm = self.convs[i : i + 2]
-            has_gelu = i + 2 < len(self.convs)  # not after the last
+            has_gelu = i + 2 < len(self.convs)
             # Under channels-last strides, viewing (B, C, H, W) as (B, H, W, C) copies nothing.
             y = conv(x).movedim(1, -1).contiguous()
             x = apply_norm(norm, y, gelu=has_gelu).movedim(-1, 1)
@@ -63,13 +57,7 @@ class ConvStem(nn.Module):
 
 
 class Downsample(nn.Module):
-    """Halve height and width and change the channels, between two stages of a pyramid.
-
-    Args:
-        in_channels: channels of the stage before.
-        out_channels: channels of the stage after.
-        norm: normalisation after the convolution: batch, layer or group.
-    """
+    """Halve height and width and change the channels, between two stages of a pyramid."""
 
     roles: ClassVar[Roles] = {
         **within("conv.0.", CONV_ROLES),
@@ -94,13 +82,7 @@ class Downsample(nn.Module):
 
 
 def conv3x3(in_channels: int, out_channels: int, stride: int) -> nn.Conv2d:
-    """Make a 3x3 convolution with padding 1 and the initial weights of the authors' code.
-
-    Args:
-        in_channels: channels of the input.
-        out_channels: channels of the result.
-        stride: stride in both directions.
-    """
+    """Make a 3x3 convolution with padding 1 and the initial weights of the authors' code."""
     conv = nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1)
     nn.init.kaiming_normal_(conv.weight)
     assert conv.bias is not None

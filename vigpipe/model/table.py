@@ -74,18 +74,14 @@ def figures(name: str) -> Figures:
 
 
 def main(names: Sequence[str] | None = None) -> None:
-    """Print the table.
-
-    Args:
-        names: names of variants; by default those on the command line, or all.
-    """
+    """Print the table of some variants; by default of those on the command line, or of all."""
     rows = [figures(name) for name in (names or sys.argv[1:] or VIG_SHAPES)]
     table = {
         "variant": [f"`{row.name}`" for row in rows],
-        "images": [_times(row.img_size) for row in rows],
-        "nodes": [_times(row.grid) for row in rows],
-        "blocks": [_listed(row.blocks) for row in rows],
-        "channels": [_listed(row.channels) for row in rows],
+        "images": ["×".join(map(str, row.img_size)) for row in rows],
+        "nodes": ["×".join(map(str, row.grid)) for row in rows],
+        "blocks": [", ".join(map(str, row.blocks)) for row in rows],
+        "channels": [", ".join(map(str, row.channels)) for row in rows],
         "parameters": [f"{row.num_parameters:,}" for row in rows],
         "buffers": [f"{row.num_buffers:,}" for row in rows],
         "GMAC": [f"{row.num_macs / 1e9:.3f}" for row in rows],
@@ -93,14 +89,6 @@ def main(names: Sequence[str] | None = None) -> None:
     right = ("parameters", "buffers", "GMAC")
     align = ["right" if column in right else "left" for column in table]
     print(tabulate(table, headers="keys", tablefmt="github", colalign=align, disable_numparse=True))
-
-
-def _times(grid: Grid) -> str:
-    return f"{grid[0]}×{grid[1]}"
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What a ViG asks of the nodes of an image that other ranks have.
+"""Protocols with which a ViG reaches the nodes of an image that other ranks have.
 
 Where several ranks share every image, each has some rows of the grid of nodes, (B, H_k, W, C) of
-(B, H, W, C), and computes what takes a node alone. Whatever crosses nodes goes through `Tokens`,
-which the modules have as an attribute; it is None where a process has whole images, and then
-nothing is asked. `vigpipe.data.tokens` has the other side: models know nothing of ranks.
+(B, H, W, C). A rank computes alone what concerns single nodes; whatever combines nodes goes through
+`Tokens`, an attribute of the modules that is None where a process has whole images.
+`vigpipe.data.tokens` implements the protocols: models know nothing of ranks.
 """
 
 from typing import Protocol
@@ -14,7 +14,12 @@ from vigpipe.model.position import Grid
 
 
 class SharedNodes(Protocol):
-    """The nodes that a block makes a graph of, and averages of them where neighbours are pooled."""
+    """The nodes that a block makes a graph of, and averages of them where neighbours are pooled.
+
+    A rank passes the features of its own nodes, x, (B, n_k, C). A graph has the indices of the
+    neighbours of all nodes, (B, N, K) int64. With `fused`, the fused operator is used where there
+    is one.
+    """
 
     def nearest(
         self,
@@ -26,57 +31,35 @@ class SharedNodes(Protocol):
         *,
         fused: bool,
     ) -> Tensor:
-        """Index the k nearest neighbours of all nodes; see `vigpipe.model.graph.knn_graph`.
+        """Give every rank the graph of all nodes; see `vigpipe.model.graph.knn_graph`.
 
-        Args:
-            x: features of the rank's nodes, (B, n_k, C).
-            k: neighbours per node.
-            dilation: keep every dilation-th of the k * dilation nearest.
-            bias: added to squared distances of all nodes, (1, N, M).
-            ranks: which of the k * dilation nearest to keep, (B, K) int64; None for `dilation`.
-            fused: use the fused operator where there is one.
-
-        Returns:
-            (B, N, K) int64, of all nodes, on every rank.
+        `bias`, (1, N, M), is added to the squared distances of all nodes. `ranks`, (B, K) int64,
+        says which of the k * dilation nearest to keep; None for every dilation-th.
         """
         ...
 
     def reduced(self, x: Tensor, graph: Tensor, mode: str, *, fused: bool) -> Tensor:
         """Reduce the neighbours of the rank's nodes; see `vigpipe.ops.aggregate`.
 
-        Args:
-            x: features of the rank's nodes, (B, n_k, C).
-            graph: of all nodes, (B, N, K) int64.
-            mode: `max`, `max_mean` or `sum`.
-            fused: use the fused operator where there is one.
-
-        Returns:
-            (B, n_k, C * outputs), with the outputs of a channel side by side.
+        The mode is `max`, `max_mean` or `sum`. The result, (B, n_k, C * outputs), has the outputs
+        of a channel side by side.
         """
         ...
 
     def neighbours(self, x: Tensor, graph: Tensor) -> Tensor:
-        """Gather the features of the neighbours of the rank's nodes.
-
-        Args:
-            x: features of the rank's nodes, (B, n_k, C).
-            graph: of all nodes, (B, N, K) int64.
-
-        Returns:
-            (B, n_k, K, C).
-        """
+        """Gather the features of the neighbours of the rank's nodes: (B, n_k, K, C)."""
         ...
 
 
 class Tokens(Protocol):
-    """The rows that a rank has of images, and what takes rows of others."""
+    """The rank's rows of images, and operations that need the rows of other ranks."""
 
     def own(self, x: Tensor) -> Tensor:
-        """Return the rank's rows of what every rank has: (B, H, W, C) -> (B, H_k, W, C)."""
+        """Take the rank's rows of whole images: (B, H, W, C) -> (B, H_k, W, C)."""
         ...
 
     def whole(self, x: Tensor, grid: Grid) -> Tensor:
-        """Give every rank the rows of all: (B, H_k, W, C) -> (B, H, W, C)."""
+        """Gather the rows of all ranks on every rank: (B, H_k, W, C) -> (B, H, W, C)."""
         ...
 
     def mean(self, x: Tensor) -> Tensor:

@@ -160,18 +160,14 @@ def create_model(
 
 
 def cfg_of_file(model: VisionGnn, path: Path) -> dict[str, Any]:
-    """Return timm's configuration of a model whose weights are from a file, which says more.
-
-    Args:
-        model: the model, with its variant's configuration.
-        path: the file of weights.
+    """Return a model's configuration for timm, with what the metadata of its weights file add.
 
     Raises:
         InputError: what the file's metadata say of its images or classes cannot be.
     """
     try:
         metadata = read_metadata(path)
-    except InputError:  # a torch file, which has none
+    except InputError:  # torch files have no metadata
         metadata = {}
     cfg, names = model.pretrained_cfg, class_names(metadata, path)
     facts = {"mean": cfg["mean"][0], "std": cfg["std"][0], "crop_pct": cfg["crop_pct"]}
