@@ -1,4 +1,4 @@
-"""Evaluate a graph model that no rank could hold: each of m ranks has a block of all channels."""
+"""Evaluate a graph model too large for any rank: each of m ranks has a block of the channels."""
 
 from collections.abc import Callable
 from typing import cast
@@ -8,12 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vigpipe import ops
-from vigpipe.model.gnn.columns import WideShare, dense
+from vigpipe.model.gnn.columns import WideShare
+from vigpipe.model.gnn.features import AnyFeatures, dense, first_rows
 from vigpipe.model.gnn.gat import SLOPE, AttentionLayer, GatLayer, Gatv2Layer, columns_of_heads
 from vigpipe.model.gnn.gcn import GcnLayer
 from vigpipe.model.gnn.gcn2 import ALPHA, Gcn2Layer
 from vigpipe.model.gnn.gin import GinLayer
-from vigpipe.model.gnn.layer import Features, GraphLayer, first_rows
+from vigpipe.model.gnn.layer import GraphLayer
 from vigpipe.model.gnn.model import Gcn2Model, GraphModel
 from vigpipe.model.gnn.sage import NarrowingSageLayer, SageLayer
 from vigpipe.model.norm import BatchNorm
@@ -33,11 +34,8 @@ class ByColumns:
     """A wide graph model, or a stage of it, of which every rank has a share (`model.gnn.columns`).
 
     All m ranks of a stage call `forward` at the same time with the same nodes. Results equal those
-    of the wide model in evaluation mode up to rounding.
-
-    Args:
-        model: the wide model or the stage; its tensors are not used, and may be on meta.
-        share: what the rank has of them.
+    of the wide model in evaluation mode up to rounding. The tensors of `model` are not used, and
+    may be on meta: `share` has the rank's.
     """
 
     def __init__(self, model: GraphModel, share: WideShare) -> None:
@@ -47,9 +45,9 @@ class ByColumns:
     @torch.no_grad()
     def forward(
         self,
-        x: Features,
+        x: AnyFeatures,
         adjacency: Adjacency | Layered,
-        features: Features | None = None,
+        features: AnyFeatures | None = None,
         *,
         estimate: bool = False,
     ) -> Tensor:
@@ -57,8 +55,8 @@ class ByColumns:
 
         Args:
             x: the graph's features, (n, in_channels), if the stem is present; otherwise the rank's
-                columns of the previous stage's output, (n, d / m). Of GCNII's, those of the
-                features and of the first features, side by side.
+                columns of the previous stage's output, (n, d / m). With GCNII, these are its
+                columns of the features and of the first features, side by side.
             adjacency: edges between these nodes, or the edges of each layer.
             features: as for `GraphModel.by_layer`.
             estimate: let every BatchNorm normalise with the statistics of these nodes, and record
@@ -100,7 +98,7 @@ class ByColumns:
         return moments
 
     def _run(
-        self, name: str, layer: GraphLayer, x: Features, adjacency: Adjacency, estimate: bool
+        self, name: str, layer: GraphLayer, x: AnyFeatures, adjacency: Adjacency, estimate: bool
     ) -> Tensor:
         prefix = f"{self.model.blocks_name}.{name}."
         y = _LAYERS[type(layer)](self._share.of(prefix), layer, x, adjacency)
@@ -127,14 +125,14 @@ class ByColumns:
         return y
 
 
-def _gcn(share: WideShare, layer: GcnLayer, x: Features, adjacency: Adjacency) -> Tensor:
+def _gcn(share: WideShare, layer: GcnLayer, x: AnyFeatures, adjacency: Adjacency) -> Tensor:
     (sent,) = share.products(x, "lin.weight")
     bias = share.tensor("bias", sent.device)
     return constant_sum(adjacency.with_loops(), sent, "gcn", bias, fused=layer.fused)
 
 
-def _sage(share: WideShare, layer: SageLayer, x: Features, adjacency: Adjacency) -> Tensor:
-    """Multiply before the mean is taken, which has no more channels then than the rank's."""
+def _sage(share: WideShare, layer: SageLayer, x: AnyFeatures, adjacency: Adjacency) -> Tensor:
+    """Multiply before taking the mean, so that it has only the rank's channels."""
     bias = share.tensor("lin_l.bias", x.device)
     if layer.aggregator == "mean":
         sent, kept = share.products(x, "lin_l.weight", "lin_r.weight")
@@ -149,7 +147,7 @@ def _sage(share: WideShare, layer: SageLayer, x: Features, adjacency: Adjacency)
     return received + bias + adjacency.own(kept)
 
 
-def _gin(share: WideShare, layer: GinLayer, x: Features, adjacency: Adjacency) -> Tensor:
+def _gin(share: WideShare, layer: GinLayer, x: AnyFeatures, adjacency: Adjacency) -> Tensor:
     (sent,) = share.products(x, "nn.lins.0.weight")
     itself = (1 + share.tensor("eps", x.device)) * adjacency.own(sent)
     total = constant_sum(adjacency, sent, "ones", itself, fused=layer.fused)
@@ -157,7 +155,7 @@ def _gin(share: WideShare, layer: GinLayer, x: Features, adjacency: Adjacency) -
     return share.linear(hidden, "nn.lins.1")
 
 
-def _gat(share: WideShare, layer: GatLayer, x: Features, adjacency: Adjacency) -> Tensor:
+def _gat(share: WideShare, layer: GatLayer, x: AnyFeatures, adjacency: Adjacency) -> Tensor:
     """Score with what the rank has of each head; the sum over the ranks is the score."""
     adjacency = adjacency.with_loops()
     (sent,) = share.products(x, "lin.weight")
@@ -169,7 +167,7 @@ def _gat(share: WideShare, layer: GatLayer, x: Features, adjacency: Adjacency) -
     return _attended(share, layer, adjacency, shares, sent)
 
 
-def _gatv2(share: WideShare, layer: Gatv2Layer, x: Features, adjacency: Adjacency) -> Tensor:
+def _gatv2(share: WideShare, layer: Gatv2Layer, x: AnyFeatures, adjacency: Adjacency) -> Tensor:
     """Score with what the rank has of each head; the sum over the ranks is the score."""
     adjacency = adjacency.with_loops()
     left, right = share.products(x, "lin_l.weight", "lin_r.weight")
@@ -201,8 +199,8 @@ def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-# Each makes the rank's columns of a layer's output, before norm and activation, from those of its
-# input; the logits, and the graph's features, are whole.
+# Each function makes the rank's columns of a layer's output, before norm and activation, from its
+# columns of the input; the logits and the graph's features are whole.
 _LAYERS: dict[type[nn.Module], Callable[..., Tensor]] = {
     GcnLayer: _gcn,
     SageLayer: _sage,

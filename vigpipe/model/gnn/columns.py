@@ -1,4 +1,4 @@
-"""Products of weights and features that m ranks share by blocks of channels.
+"""Products of weights and features whose channels are divided among m ranks.
 
 Of a group of n channels, rank k has block k, the channels k n / m ... (k + 1) n / m - 1:
 
@@ -15,39 +15,38 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from vigpipe.model.gnn.chunks import part, rows_at_once
-from vigpipe.model.gnn.layer import Features
+from vigpipe.model.gnn.features import AnyFeatures, dense, rows_at_once, slice_rows
 from vigpipe.model.slicing import Side, Slicing
 from vigpipe.ops.sparse_rows import SparseRows, linear
 
 
 class Columns(Protocol):
-    """What m ranks exchange. All of them call the same methods in the same order.
+    """Collective operations of m ranks, which all call them in the same order.
 
-    What they give need not be contiguous, and stays as it is; what they get is theirs alone, or
-    the tensor that they gave.
+    An argument need not be contiguous, and is not changed. A result is a new tensor, or the
+    argument itself.
     """
 
     @property
     def size(self) -> int:
-        """How many ranks there are, m."""
+        """Number of ranks, m."""
         ...
 
     @property
     def place(self) -> int:
-        """Which block of channels this rank has, k."""
+        """Index of this rank's block of channels, k."""
         ...
 
     def from_(self, source: int, block: Tensor) -> Tensor:
-        """Return the block of rank `source`; every rank gives its own, all of one shape."""
+        """Return the block of rank `source`; every rank passes its own, all of one shape."""
         ...
 
     def total(self, part: Tensor) -> Tensor:
-        """Return the sum of what the ranks give, in their order: the same bits on all of them."""
+        """Sum the parts in the order of the ranks: the same bits on all of them."""
         ...
 
     def total_at(self, target: int, part: Tensor) -> Tensor | None:
-        """Return the sum of what the ranks give on rank `target`, and None on the others."""
+        """Sum the parts on rank `target`, as `total` does; None on the others."""
         ...
 
 
@@ -56,12 +55,12 @@ class WideShare:
 
     Args:
         slicing: the model's table.
-        owned: the rank's part of every tensor that has sides, by name: of the dimension
-            `slicing.owned(name)`, the entries of the rank's block of channels. They may be mapped
-            from a file, and on another device than the features.
+        owned: the rank's part of every tensor that has sides, by name: in the dimension
+            `slicing.owned(name)`, it has the entries of the rank's block of channels. It may be
+            mapped from a file, and on another device than the features.
         whole: the tensors without sides, by name.
-        columns: what the ranks exchange.
-        chunk: number of rows of the graph's features that are read at a time, at most.
+        columns: the ranks' collective operations.
+        chunk: most rows of the graph's features that are read at a time.
         prefix: what the names of the part's tensors begin with.
     """
 
@@ -85,16 +84,16 @@ class WideShare:
     def tensor(self, name: str, device: torch.device) -> Tensor:
         """Return a tensor, or the rank's part of it, on a device.
 
-        The copy of one with two sides would be as long as a whole group: see `_blocks`.
+        For a weight with two sides, whose copy would be as wide as a whole group, use `_blocks`.
         """
         return self._stored(name).to(device)
 
-    def linear(self, x: Features, name: str) -> Tensor:
+    def linear(self, x: AnyFeatures, name: str) -> Tensor:
         """Run a linear layer, with its bias: see `products`."""
         (y,) = self.products(x, f"{name}.weight")
         return y + self.tensor(f"{name}.bias", y.device)
 
-    def products(self, x: Features, *names: str) -> list[Tensor]:
+    def products(self, x: AnyFeatures, *names: str) -> list[Tensor]:
         """Multiply features by weights of linear layers, (d', d).
 
         Args:
@@ -117,12 +116,7 @@ class WideShare:
     def product_of_inputs(self, x: Tensor, name: str) -> Tensor:
         """Multiply features by weights, (d, d'), of which a rank has the rows of its inputs.
 
-        Args:
-            x: the rank's columns of features, (n, d / m).
-            name: of the weights.
-
-        Returns:
-            The rank's columns of x W, (n, d' / m).
+        Given the rank's columns of features, (n, d / m), return its columns of x W, (n, d' / m).
         """
         own = None
         for rank in range(self.columns.size):
@@ -133,15 +127,7 @@ class WideShare:
         return own
 
     def layer_norm(self, x: Tensor, eps: float) -> Tensor:
-        """Apply LayerNorm to the rank's columns of features, with the statistics of all channels.
-
-        Args:
-            x: (n, d / m).
-            eps: added to the variance.
-
-        Returns:
-            (n, d / m).
-        """
+        """Normalise the rank's columns, (n, d / m), with the statistics of all channels."""
         num_channels = x.shape[1] * self.columns.size
         centred = x - self.columns.total(x.sum(1, keepdim=True)) / num_channels
         squares = self.columns.total(centred.square().sum(1, keepdim=True))
@@ -149,19 +135,19 @@ class WideShare:
         return scaled * self.tensor("weight", x.device) + self.tensor("bias", x.device)
 
     def summed(self, name: str, products: Tensor) -> Tensor:
-        """Sum products with a vector over the ranks, unless all of them have the whole vector."""
+        """Sum products with a vector over the ranks, unless every rank has the whole vector."""
         is_whole = self.slicing.owned(self.prefix + name) is None
         return products if is_whole else self.columns.total(products)
 
     def _sides(self, name: str) -> tuple[Side | None, ...]:
         return self.slicing.sides[self.prefix + name]
 
-    def _takes_whole(self, x: Features, name: str) -> bool:
-        """Whether a weight's inputs are whole, or x has all of them although they are divided."""
+    def _takes_whole(self, x: AnyFeatures, name: str) -> bool:
+        """Return whether x has all inputs of a weight, whether or not these are divided."""
         side = self._sides(name)[1]
         return side is None or x.shape[1] == side.length(self.slicing.sizes[side.group])
 
-    def _from_whole(self, x: Features, names: Sequence[str]) -> list[Tensor]:
+    def _from_whole(self, x: AnyFeatures, names: Sequence[str]) -> list[Tensor]:
         weights = [self.tensor(name, x.device) for name in names]
         own = [self._own_inputs(name) for name in names]
         if isinstance(x, Tensor | SparseRows):
@@ -171,7 +157,7 @@ class WideShare:
             rows = rows_at_once(x, self.chunk)
             for start in range(0, len(x), rows):
                 end = min(start + rows, len(x))
-                some = part(x, start, end)
+                some = slice_rows(x, start, end)
                 for product, weight, columns in zip(products, weights, own, strict=True):
                     product[start:end] = _product(some, weight, columns)
         return [
@@ -180,13 +166,13 @@ class WideShare:
         ]
 
     def _own_inputs(self, name: str) -> list[slice] | None:
-        """Return which inputs the rank has weights of; None for all."""
+        """Return the inputs for which the rank has weights; None for all."""
         if self.slicing.owned(self.prefix + name) != 1:
             return None
         return self._stretches(name, self.columns.place)
 
     def _from_blocks(self, x: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
-        """Multiply by the rank's rows of weights, with one rank's columns after the other."""
+        """Multiply all columns, one rank's after the other's, by this rank's rows of weights."""
         products = {name: x.new_zeros(len(x), len(self._stored(name))) for name in names}
         for rank in range(self.columns.size):
             block = self.columns.from_(rank, x)
@@ -202,35 +188,18 @@ class WideShare:
         return (self.whole if is_whole else self.owned)[name].detach()
 
     def _blocks(self, name: str, rank: int, device: torch.device) -> list[Tensor]:
-        """Return the columns of weights that are those of a rank's block: views, or copies of few.
-
-        Nothing is copied where the weights are on the device; elsewhere, a rank's columns only.
-        """
+        """Return the columns of weights that belong to a rank's block; copy only these, if any."""
         weight = self._stored(name)
         return [weight[:, entries].to(device) for entries in self._stretches(name, rank)]
 
     def _stretches(self, name: str, rank: int) -> list[slice]:
-        """Return which columns of weights are those of a rank's block, as in `Side.entries`."""
+        """Return which columns of weights belong to a rank's block, as in `Side.entries`."""
         side = self._sides(name)[1]
         assert side is not None
         num_channels = self.slicing.sizes[side.group]
         length = num_channels // self.columns.size * side.run
         firsts = [i * num_channels * side.run + rank * length for i in range(side.repeats)]
         return [slice(first, first + length) for first in firsts]
-
-
-def dense(x: Features, chunk: int) -> Tensor:
-    """Return features in memory, with all numbers, (n, d)."""
-    if isinstance(x, Tensor):
-        return x
-    if isinstance(x, SparseRows):
-        return x.dense()
-    whole = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    rows = rows_at_once(x, chunk)
-    for start in range(0, len(x), rows):
-        some = part(x, start, min(start + rows, len(x)))
-        whole[start : start + rows] = some.dense() if isinstance(some, SparseRows) else some
-    return whole
 
 
 def _product(x: Tensor | SparseRows, weight: Tensor, inputs: list[slice] | None) -> Tensor:

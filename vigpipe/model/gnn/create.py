@@ -15,7 +15,7 @@ from vigpipe.model.gnn.sage import NarrowingSageLayer, SageLayer
 from vigpipe.model.norm import make_norm
 
 _ATTENTION = {"v1": GatLayer, "v2": Gatv2Layer}
-_DROPS_FEATURES = ("gcn", "gat", "gcn2")  # as published, the graph's features too
+_DROPS_FEATURES = ("gcn", "gat", "gcn2")  # models whose published dropout includes the features
 
 
 def create_graph_model(
@@ -39,10 +39,10 @@ def create_graph_model(
         num_layers: number of layers, which are the blocks of the model.
         width: channels between layers, those of all heads together.
         heads: attention heads of gat, which the width is divided among; the last layer has one.
-        dropout: dropout rate before every layer, and of attention coefficients. Before the first
-            layer of sage and gin there is none.
-        aggregator: mean, max or pool, of sage; v1 or v2, of gat; by default the first of these.
-        norm: norm after each layer but that which gives the logits: none, batch or layer.
+        dropout: dropout rate before every layer, and of attention coefficients. There is none
+            before the first layer of sage and gin.
+        aggregator: for sage mean, max or pool; for gat v1 or v2; by default the first of these.
+        norm: norm after each layer except that which gives the logits: none, batch or layer.
 
     Raises:
         InputError: the model has no such choice.

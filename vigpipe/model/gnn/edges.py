@@ -1,9 +1,9 @@
-"""What a layer asks of the edges between its nodes, whoever has them.
+"""Everything that a layer does along the edges between its nodes.
 
 A layer computes on rows: features, messages and results of the nodes that its rank has. Whatever
 follows an edge from one node to another goes through `Edges`. Here one rank has all nodes. Where
-several ranks share a graph (`vigpipe.graphs.split`), the same methods bring what other ranks have,
-so that a layer is written once.
+several ranks share a graph (`vigpipe.graphs.split`), the same methods fetch what other ranks have,
+so that a layer is written only once.
 """
 
 from torch import Tensor, nn
@@ -27,15 +27,11 @@ Features = Tensor | SparseRows  # (n, C); the graph's own may be sparse
 class Edges:
     """The edges between nodes of which one rank has all.
 
-    Of n nodes that a rank has, the first m are those that the edges end in; as a rule, all of them.
-
-    Args:
-        adjacency: the graph.
-        fused: use the fused kernels where there are any.
+    A rank has n nodes, and the edges end in the first m of them, which usually are all.
 
     Attributes:
         adjacency: the graph.
-        fused: whether the fused kernels are used.
+        fused: whether the fused kernels are used where there are any.
         overlaps: whether a sum and a product that are asked for together take less time.
     """
 
@@ -55,11 +51,11 @@ class Edges:
         return self.adjacency.num_targets
 
     def of_layer(self, index: int) -> "Edges":
-        """Return the edges of a layer: all take the same ones."""
+        """Return the edges of a layer: all layers have the same ones."""
         return self
 
     def suits(self, num_nodes: int, layer: int, num_layers: int) -> bool:
-        """Whether these are edges of so many nodes of the rank; see `Adjacency.suits`."""
+        """Return whether these are edges of so many nodes of the rank; see `Adjacency.suits`."""
         return {self.num_sources, self.num_targets} == {num_nodes}
 
     def own(self, x: Tensor) -> Tensor:
@@ -67,19 +63,14 @@ class Edges:
         return self.adjacency.own(x)
 
     def with_loops(self) -> "Edges":
-        """Return the edges with a self-loop at every node; those that there are stay."""
+        """Return the edges with a self-loop at every node; existing loops stay."""
         return Edges(self.adjacency.with_loops(), fused=self.fused)
 
     def sums(self, x: Tensor, kind: Kind, added: Tensor | None = None) -> Tensor:
-        """Sum what the edges bring, with weights that follow from the graph.
+        """Sum what the edges bring, with weights that follow from the graph: (n, C) -> (m, C).
 
-        Args:
-            x: (n, C).
-            kind: which weights; see `Adjacency.weights`.
-            added: (m, C), or (C,) for all targets, that is added to the sums; None for nothing.
-
-        Returns:
-            (m, C).
+        The kind of weights is that of `Adjacency.weights`. What is added to the sums is (m, C), or
+        (C,) for all targets.
         """
         return constant_sum(self.adjacency, x, kind, added, fused=self.fused)
 
@@ -93,19 +84,10 @@ class Edges:
         added: Tensor | None = None,
         beside: tuple[Features, Tensor] | None = None,
     ) -> Tensor:
-        """Sum what the edges bring, and multiply the sums by weights.
+        """Take `sums` and multiply them by weights, (C', C): (n, C) -> (m, C').
 
-        Args:
-            x: (n, C).
-            kind: which weights the edges have; see `Adjacency.weights`.
-            weight: (C', C).
-            bias: (C',), that is added to the products; None for nothing.
-            added: (m, C), that is added to the sums; None for nothing.
-            beside: features, (m, D), and weights, (C', D), whose product is added to the result;
-                None for nothing.
-
-        Returns:
-            (m, C').
+        The bias, (C',), is added to the products. `beside` are features, (m, D), and weights,
+        (C', D), whose product is added to the result, too.
         """
         y = linear(self.sums(x, kind, added), weight, bias)
         return y if beside is None else linear(*beside, y, fused=self.fused)
@@ -120,20 +102,10 @@ class Edges:
         itself: Tensor | None = None,
         beside: tuple[Features, Tensor] | None = None,
     ) -> Tensor:
-        """Multiply features by weights, and sum what the edges bring of the products.
+        """Multiply by weights, (C', C), and take `sums` of the products: (n, C) -> (m, C').
 
-        Args:
-            x: (n, C).
-            weight: (C', C).
-            kind: which weights the edges have; see `Adjacency.weights`.
-            added: (m, C'), or (C',) for all targets, that is added to the sums; None for nothing.
-            itself: a factor, (1,), with which a node's own product is added to its sum; None for
-                nothing.
-            beside: features, (m, D), and weights, (C', D), whose product is added to the result;
-                None for nothing.
-
-        Returns:
-            (m, C').
+        `itself` is a factor, (1,), with which a node's own product is added to its sum; `beside` is
+        that of `sums_then_product`.
         """
         products = linear(x, weight, fused=self.fused)
         y = self.sums(products, kind, added)
@@ -158,13 +130,7 @@ class Edges:
     def pair_softmax(self, of_sources: Tensor, of_targets: Tensor, slope: float) -> Tensor:
         """Take the softmax of leaky_relu(of_sources[j] + of_targets[i]) over the edges into i.
 
-        Args:
-            of_sources: (n, H).
-            of_targets: (m, H).
-            slope: of the leaky ReLU where its input is below 0.
-
-        Returns:
-            (e, H).
+        (n, H), (m, H) -> (e, H). The slope is the leaky ReLU's where its input is below 0.
         """
         adjacency, fused = self.adjacency, self.fused
         return pair_softmax(adjacency, of_sources, of_targets, slope, fused=fused)
@@ -172,14 +138,7 @@ class Edges:
     def pair_scores(self, left: Tensor, right: Tensor, weights: Tensor, slope: float) -> Tensor:
         """Score an edge from j to i by the product of weights and leaky_relu(left[j] + right[i]).
 
-        Args:
-            left: (n, H * c).
-            right: (m, H * c).
-            weights: (H, c), those of each head.
-            slope: of the leaky ReLU where its input is below 0.
-
-        Returns:
-            (e, H).
+        (n, H * c), (m, H * c), and each head's weights, (H, c) -> (e, H).
         """
         return pair_scores(self.adjacency, left, right, weights, slope, fused=self.fused)
 
@@ -188,18 +147,13 @@ class Edges:
         return edge_softmax(self.adjacency, scores, fused=self.fused)
 
     def attention_sum(self, shares: Tensor, x: Tensor) -> Tensor:
-        """Sum what the edges bring, with weights for every head.
+        """Sum what the edges bring, each with its share for every head.
 
-        Args:
-            shares: (e, H).
-            x: (n, H * c), with the channels of the heads side by side.
-
-        Returns:
-            (m, H * c).
+        (e, H), (n, H * c) -> (m, H * c), with the channels of the heads side by side.
         """
         by_heads = x.unflatten(1, (shares.shape[1], -1))
         return attention_sum(self.adjacency, shares, by_heads, fused=self.fused).flatten(1)
 
     def normalised(self, norm: nn.Module, x: Tensor) -> Tensor:
-        """Normalise the rows that a layer has made, with the statistics of all nodes: (m, C)."""
+        """Normalise the rows that a layer has made, (m, C), with the statistics of all nodes."""
         return norm(x)

@@ -9,23 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from vigpipe.model.gnn.edges import Edges
-from vigpipe.model.gnn.layer import Features, GraphLayer, Setting, glorot, glorot_linear
+from vigpipe.model.gnn.features import AnyFeatures
+from vigpipe.model.gnn.layer import GraphLayer, Setting, glorot, glorot_linear
 from vigpipe.model.keyed_dropout import ChannelDropout
 from vigpipe.model.slicing import Roles
 from vigpipe.ops.sparse_rows import linear
 
-SLOPE = 0.2  # of the leaky ReLU, in both papers
+SLOPE = 0.2  # the leaky ReLU's, in both papers
 
 
 class AttentionLayer(GraphLayer):
     """What both versions of graph attention have in common: softmax, dropout, weighted sum.
 
-    A node also attends to itself, and so has a self-loop. The heads' results are side by side.
-
-    Args:
-        out_channels: C', heads times the channels of a head.
-        setting: place, dropout, norm and activation of the layer.
-        heads: H.
+    A node also attends to itself, through a self-loop. The results of the H heads, of c channels
+    each, are side by side in the C' output channels.
     """
 
     def __init__(self, out_channels: int, setting: Setting, heads: int) -> None:
@@ -35,24 +32,18 @@ class AttentionLayer(GraphLayer):
         self.bias = nn.Parameter(torch.zeros(out_channels))
 
     def attend(self, shares: Tensor, values: Tensor, edges: Edges, keys: Tensor | None) -> Tensor:
-        """Sum values with weights of the edges.
+        """Sum values with the shares, to which dropout is applied: (n, H * c) -> (m, H * c).
 
-        Args:
-            shares: the softmax of the edges' scores, (e, H).
-            values: (n, H * c).
-            edges: from the n sources to m targets, self-loops included.
-            keys: the nodes' keys, (n,); None in evaluation mode.
-
-        Returns:
-            (m, H * c).
+        The shares are the softmax of the edges' scores, (e, H), self-loops included. `keys` are the
+        nodes' keys, (n,); None in evaluation mode.
         """
         if self.attention_dropout.is_on:
             assert keys is not None
-            of_edges = edges.pair_keys(keys.to(shares.device))
-            shares = self.attention_dropout.masked(shares, of_edges)
+            edge_keys = edges.pair_keys(keys.to(shares.device))
+            shares = self.attention_dropout.masked(shares, edge_keys)
         return edges.attention_sum(shares, values)
 
-    def update(self, total: Tensor, own: Features) -> Tensor:
+    def update(self, total: Tensor, own: AnyFeatures) -> Tensor:
         """Add the bias: (m, C') -> (m, C')."""
         return total + self.bias
 
@@ -61,12 +52,6 @@ class GatLayer(AttentionLayer):
     """Score an edge from j to i by leaky_relu(a_src W x_j + a_dst W x_i), equation 3.
 
     As torch-geometric's GATConv.
-
-    Args:
-        in_channels: C.
-        out_channels: C', heads times the channels of a head.
-        setting: place, dropout, norm and activation of the layer.
-        heads: H.
     """
 
     roles: ClassVar[Roles] = {
@@ -86,12 +71,12 @@ class GatLayer(AttentionLayer):
         glorot(self.att_src)
         glorot(self.att_dst)
 
-    def messages(self, x: Features) -> Tensor:
+    def messages(self, x: AnyFeatures) -> Tensor:
         """Return what nodes send: (n, C) -> (n, C')."""
         return linear(x, self.lin.weight, fused=self.fused)
 
     def aggregate(
-        self, messages: Tensor, own: Features, edges: Edges, keys: Tensor | None
+        self, messages: Tensor, own: AnyFeatures, edges: Edges, keys: Tensor | None
     ) -> Tensor:
         """Sum what the edges bring, with weights by attention: (m, C')."""
         edges = edges.with_loops()
@@ -112,12 +97,6 @@ class Gatv2Layer(AttentionLayer):
     """Score an edge from j to i by a leaky_relu(W_l x_j + W_r x_i), equation 7 of Brody et al.
 
     As torch-geometric's GATv2Conv.
-
-    Args:
-        in_channels: C.
-        out_channels: C', heads times the channels of a head.
-        setting: place, dropout, norm and activation of the layer.
-        heads: H.
     """
 
     roles: ClassVar[Roles] = {
@@ -138,12 +117,12 @@ class Gatv2Layer(AttentionLayer):
         self.att = nn.Parameter(torch.empty(1, heads, self.head_channels))
         glorot(self.att)
 
-    def messages(self, x: Features) -> Tensor:
+    def messages(self, x: AnyFeatures) -> Tensor:
         """Return what nodes send: (n, C) -> (n, C')."""
         return linear(x, self.lin_l.weight, self.lin_l.bias, fused=self.fused)
 
     def aggregate(
-        self, messages: Tensor, own: Features, edges: Edges, keys: Tensor | None
+        self, messages: Tensor, own: AnyFeatures, edges: Edges, keys: Tensor | None
     ) -> Tensor:
         """Sum what the edges bring, with weights by attention: (m, C')."""
         edges = edges.with_loops()

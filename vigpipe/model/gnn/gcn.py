@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from vigpipe.model.gnn.edges import Edges
-from vigpipe.model.gnn.layer import Features, GraphLayer, Setting, glorot_linear
+from vigpipe.model.gnn.features import AnyFeatures
+from vigpipe.model.gnn.layer import GraphLayer, Setting, glorot_linear
 from vigpipe.model.slicing import Roles
 from vigpipe.ops.sparse_rows import SparseRows, linear
 
@@ -14,15 +15,11 @@ from vigpipe.ops.sparse_rows import SparseRows, linear
 class GcnLayer(GraphLayer):
     """Compute D^-1/2 (A + I) D^-1/2 X W + b, equation 2, as torch-geometric's GCNConv does.
 
-    The sum and the product may change places, so what has fewer channels is summed.
-
-    Args:
-        in_channels: C.
-        out_channels: C'.
-        setting: place, dropout, norm and activation of the layer.
+    The sum and the product can be taken in either order, so that fewer channels are summed.
     """
 
     roles: ClassVar[Roles] = {"lin.weight": ("out", "in"), "bias": ("out",)}
+    joins = True
 
     def __init__(self, in_channels: int, out_channels: int, setting: Setting) -> None:
         super().__init__(setting)
@@ -30,32 +27,27 @@ class GcnLayer(GraphLayer):
         self.lin = glorot_linear(in_channels, out_channels, bias=False)
         self.bias = nn.Parameter(torch.zeros(out_channels))
 
-    def messages(self, x: Features) -> Tensor:
+    def messages(self, x: AnyFeatures) -> Tensor:
         """Return what nodes send: (n, C) -> (n, M)."""
         return linear(x, self.lin.weight, fused=self.fused) if self._multiplies_first(x) else x
 
     def aggregate(
-        self, messages: Tensor, own: Features, edges: Edges, keys: Tensor | None
+        self, messages: Tensor, own: AnyFeatures, edges: Edges, keys: Tensor | None
     ) -> Tensor:
         """Sum what edges and a self-loop bring, with normalised weights: (m, M)."""
         bias = self.bias if self._multiplies_first(own) else None
         return edges.with_loops().sums(messages, "gcn", bias)
 
-    def update(self, total: Tensor, own: Features) -> Tensor:
-        """Do what is left to do: (m, M) -> (m, C')."""
+    def update(self, total: Tensor, own: AnyFeatures) -> Tensor:
+        """Multiply, unless the messages were products already: (m, M) -> (m, C')."""
         return total if self._multiplies_first(own) else linear(total, self.lin.weight, self.bias)
 
-    @property
-    def joins(self) -> bool:
-        """Whether sum and product can be asked for together: always."""
-        return True
-
-    def joined(self, x: Features, own: Features, edges: Edges) -> Tensor:
+    def joined(self, x: AnyFeatures, own: AnyFeatures, edges: Edges) -> Tensor:
         """Ask for sum and product together; see `GraphLayer.joined`."""
         edges, weight, bias = edges.with_loops(), self.lin.weight, self.bias
         if self._multiplies_first(x):
             return edges.product_then_sums(x, weight, "gcn", bias)
         return edges.sums_then_product(x, "gcn", weight, bias)
 
-    def _multiplies_first(self, x: Features) -> bool:
+    def _multiplies_first(self, x: AnyFeatures) -> bool:
         return isinstance(x, SparseRows) or self.narrows

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from vigpipe.model.gnn.edges import Edges
-from vigpipe.model.gnn.layer import Features, GraphLayer, Setting, glorot
+from vigpipe.model.gnn.features import AnyFeatures
+from vigpipe.model.gnn.layer import GraphLayer, Setting, glorot
 from vigpipe.model.keyed_dropout import Draws
 from vigpipe.model.slicing import Roles
 
-ALPHA, THETA = 0.1, 0.5  # share of the first features; how fast the share of the weights falls
+ALPHA, THETA = 0.1, 0.5  # a, and the 0.5 in b, as in the paper
 
 
 class Gcn2Layer(GraphLayer):
@@ -19,11 +20,8 @@ class Gcn2Layer(GraphLayer):
 
     P = D^-1/2 (A + I) D^-1/2, a = 0.1, b = log(0.5 / l + 1) in layer l = 1, 2, ... As
     torch-geometric's GCN2Conv with shared weights. The first features h_0 pass through the layer
-    unchanged: its input and output have h and h_0 side by side.
-
-    Args:
-        width: C, channels of h.
-        setting: place, counted from 0, dropout of h, norm and activation of the layer.
+    unchanged: its input and output have h and h_0 side by side, of C channels each. Dropout is
+    that of h.
     """
 
     roles: ClassVar[Roles] = {"weight1": ("in", "out")}
@@ -34,27 +32,27 @@ class Gcn2Layer(GraphLayer):
         self.weight1 = nn.Parameter(torch.empty(width, width))
         glorot(self.weight1)
 
-    def dropped(self, x: Features, draws: Draws | None) -> Features:
+    def dropped(self, x: AnyFeatures, draws: Draws | None) -> AnyFeatures:
         """Apply dropout to h: (n, 2C) -> (n, 2C)."""
         if not self.dropout.is_on:
             return x
         h, first = x.split(self.width, dim=1)
         return torch.cat((self.dropout(h, draws), first), dim=1)
 
-    def messages(self, x: Features) -> Tensor:
+    def messages(self, x: AnyFeatures) -> Tensor:
         """Return what nodes send, h: (n, 2C) -> (n, C)."""
         return x[:, : self.width]
 
     def aggregate(
-        self, messages: Tensor, own: Features, edges: Edges, keys: Tensor | None
+        self, messages: Tensor, own: AnyFeatures, edges: Edges, keys: Tensor | None
     ) -> Tensor:
         """Sum what the edges and a self-loop bring, with normalised weights: (m, C)."""
         return edges.with_loops().sums(messages, "gcn")
 
-    def update(self, total: Tensor, own: Features) -> Tensor:
+    def update(self, total: Tensor, own: AnyFeatures) -> Tensor:
         """Mix in the first features, and multiply by the weights: (m, C), (m, 2C) -> (m, C)."""
         z = (1 - ALPHA) * total + ALPHA * own[:, self.width :]
         return torch.addmm(z, z, self.weight1, beta=1 - self.beta, alpha=self.beta)
 
-    def _finished(self, total: Tensor, own: Features, edges: Edges) -> Tensor:
+    def _finished(self, total: Tensor, own: AnyFeatures, edges: Edges) -> Tensor:
         return torch.cat((super()._finished(total, own, edges), own[:, self.width :]), dim=1)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from vigpipe.model.gnn.edges import Edges
-from vigpipe.model.gnn.layer import Features, GraphLayer, Setting
+from vigpipe.model.gnn.features import AnyFeatures
+from vigpipe.model.gnn.layer import GraphLayer, Setting
 from vigpipe.model.slicing import Roles, Side
 from vigpipe.ops.sparse_rows import SparseRows, linear
 
@@ -15,12 +16,7 @@ class GinLayer(GraphLayer):
     """Compute MLP((1 + eps) x_i + sum of x_j), equation 4.1, as torch-geometric's GINConv does.
 
     The MLP is two linear layers with ReLU between them, and eps is trained from 0 on. The first
-    linear layer and the sum may change places, so what has fewer channels is summed.
-
-    Args:
-        in_channels: C.
-        out_channels: C'.
-        setting: place, dropout, norm and activation of the layer.
+    linear layer and the sum can be taken in either order, so that fewer channels are summed.
     """
 
     roles: ClassVar[Roles] = {
@@ -30,6 +26,7 @@ class GinLayer(GraphLayer):
         "nn.lins.1.weight": ("out", "hidden"),
         "nn.lins.1.bias": ("out",),
     }
+    joins = True
 
     def __init__(self, in_channels: int, out_channels: int, setting: Setting) -> None:
         super().__init__(setting)
@@ -38,30 +35,25 @@ class GinLayer(GraphLayer):
         linears = (nn.Linear(in_channels, out_channels), nn.Linear(out_channels, out_channels))
         self.nn = nn.ModuleDict({"lins": nn.ModuleList(linears)})
 
-    def messages(self, x: Features) -> Tensor:
+    def messages(self, x: AnyFeatures) -> Tensor:
         """Return what nodes send: (n, C) -> (n, M)."""
         first, _ = self._linears
         return linear(x, first.weight, fused=self.fused) if self._multiplies_first(x) else x
 
     def aggregate(
-        self, messages: Tensor, own: Features, edges: Edges, keys: Tensor | None
+        self, messages: Tensor, own: AnyFeatures, edges: Edges, keys: Tensor | None
     ) -> Tensor:
         """Sum what the edges bring, and the node itself: (m, M)."""
         itself = (1 + self.eps) * edges.own(messages)
         return edges.sums(messages, "ones", itself)
 
-    def update(self, total: Tensor, own: Features) -> Tensor:
+    def update(self, total: Tensor, own: AnyFeatures) -> Tensor:
         """Run what is left of the MLP: (m, M) -> (m, C')."""
         first, second = self._linears
         hidden = total + first.bias if self._multiplies_first(own) else first(total)
         return second(hidden.relu())
 
-    @property
-    def joins(self) -> bool:
-        """Whether sum and product can be asked for together: always."""
-        return True
-
-    def joined(self, x: Features, own: Features, edges: Edges) -> Tensor:
+    def joined(self, x: AnyFeatures, own: AnyFeatures, edges: Edges) -> Tensor:
         """Ask for the sum and the first product together; see `GraphLayer.joined`."""
         first, second = self._linears
         if self._multiplies_first(x):
@@ -73,12 +65,12 @@ class GinLayer(GraphLayer):
         return second(hidden.relu())
 
     def hidden(self, group: str, before: Side | None, after: Side | None) -> Side | None:
-        """Return a side of its own, unless the hidden layer is as wide as the logits."""
+        """Return a side of the layer's own group, unless the hidden layer has the logits' width."""
         return None if after is None else Side(group)
 
     @property
     def _linears(self) -> tuple[nn.Linear, nn.Linear]:
         return cast(tuple[nn.Linear, nn.Linear], tuple(self.nn["lins"].children()))
 
-    def _multiplies_first(self, x: Features) -> bool:
+    def _multiplies_first(self, x: AnyFeatures) -> bool:
         return isinstance(x, SparseRows) or self.narrows

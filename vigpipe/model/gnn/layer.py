@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from vigpipe.model.gnn.edges import Edges
+from vigpipe.model.gnn.features import AnyFeatures, first_rows
 from vigpipe.model.keyed_dropout import ChannelDropout, Draws
 from vigpipe.model.norm import NORM_ROLES
 from vigpipe.model.regions import region
@@ -17,8 +18,6 @@ from vigpipe.ops.adjacency import Adjacency
 from vigpipe.ops.masked import relu
 
 Activation = Callable[[Tensor], Tensor]
-SidesByName = dict[str, Sides]
-Features = Any  # (n, C) as a Tensor; or, in the first layer, as SparseRows
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Setting:
     """What every kind of layer has.
 
     Attributes:
-        index: index of the layer, which its random masks depend on.
+        index: index of the layer, counted from 0, which its random masks depend on.
         dropout: dropout rate of the layer's input, and of attention coefficients.
         norm: norm after the update.
         activation: activation after the norm; None for none.
@@ -39,7 +38,7 @@ class Setting:
 
 
 class Relu(nn.Module):
-    """ReLU of what nothing else needs; see `ops.masked.relu`."""
+    """ReLU of a tensor that nothing else needs; see `ops.masked.relu`."""
 
     fused = True
 
@@ -54,31 +53,32 @@ class GraphLayer(nn.Module):
     Every node sends a message, which follows from its features alone; a node aggregates the
     messages that its edges bring, and the update makes its new features.
 
-    Args:
-        setting: its place, dropout, norm and activation.
+    Attributes:
+        roles: for each dimension of the layer's own tensors, the channels it has: those that come
+            in, go out, belong to a head (`head`) or to a hidden layer (`hidden`), or None.
+        joins: whether the layer has a sum and a product that `joined` can ask for together.
     """
 
     fused = True
-    # Of each dimension of the layer's own tensors: the channels that come in or go out, those of a
-    # head, or those of a hidden layer. None: none of them.
     roles: ClassVar[Roles] = {}
+    joins = False
 
     def __init__(self, setting: Setting) -> None:
         super().__init__()
         self.norm, self.activation = setting.norm, setting.activation
         self.dropout = ChannelDropout(setting.dropout, stream=2 * setting.index)
 
-    def forward(self, x: Features, draws: Draws | None, adjacency: Adjacency | Edges) -> Tensor:
+    def forward(self, x: AnyFeatures, draws: Draws | None, adjacency: Adjacency | Edges) -> Tensor:
         """Run the layer.
 
         Args:
             x: node features, (n, C).
             draws: random choices for the nodes; None in evaluation mode.
-            adjacency: edges between the nodes; those that they end in may be the first m only.
-                Or what stands for it where several ranks share a graph.
+            adjacency: edges between the nodes, or what stands for them where several ranks share a
+                graph. The edges end in the first m nodes.
 
         Returns:
-            New features of these, (m, C').
+            New features of these m nodes, (m, C').
         """
         x, edges = self.dropped(x, draws), self._edges(adjacency)
         keys = None if draws is None else draws.keys
@@ -86,16 +86,16 @@ class GraphLayer(nn.Module):
         if edges.overlaps and self.joins:
             y = region("aggregation", self.joined, x, own, edges)
             return region("update", self._ended, y, edges)
-        # Nothing keeps the messages while the update runs.
-        return self._updated(self._aggregated(self.messages(x), own, edges, keys), own, edges)
+        # No variable holds the messages, so that their memory is free while the update runs.
+        total = region("aggregation", self.aggregate, self.messages(x), own, edges, keys)
+        return region("update", self._finished, total, own, edges)
 
-    def sides(self, prefix: str, index: int, ends: tuple[Side | None, Side | None]) -> SidesByName:
-        """Return the sides of the layer's tensors.
+    def sides(
+        self, prefix: str, index: int, ends: tuple[Side | None, Side | None]
+    ) -> dict[str, Sides]:
+        """Return the sides of the layer's tensors, whose names begin with the prefix in the model.
 
-        Args:
-            prefix: what their names begin with in the model.
-            index: index of the layer.
-            ends: the sides of its input and of its output; None for one that stays whole.
+        `ends` are the sides of its input and of its output; None for one that stays whole.
         """
         before, after = ends
         channels = {
@@ -104,21 +104,19 @@ class GraphLayer(nn.Module):
             "head": None if after is None else Side(after.group),
             "hidden": self.hidden(f"hidden.{index}", before, after),
         }
-        of_norm = bound(self.norm, f"{prefix}norm.", NORM_ROLES, channels)
-        return bound(self, prefix, self.roles, channels) | of_norm
+        norm_sides = bound(self.norm, f"{prefix}norm.", NORM_ROLES, channels)
+        return bound(self, prefix, self.roles, channels) | norm_sides
 
     def hidden(self, group: str, before: Side | None, after: Side | None) -> Side | None:
         """Return the side of the layer's hidden channels; None if there are none, or all whole.
 
-        Args:
-            group: name of a group that only this layer has.
-            before: side of its input.
-            after: side of its output.
+        `group` is the name of a group that only this layer has; `before` and `after` are the sides
+        of the layer's input and output.
         """
         return None
 
     def received(
-        self, messages: Tensor, own: Features, adjacency: Adjacency, keys: Tensor | None
+        self, messages: Tensor, own: AnyFeatures, adjacency: Adjacency, keys: Tensor | None
     ) -> Tensor:
         """Aggregate messages and update the nodes that they go to.
 
@@ -132,76 +130,48 @@ class GraphLayer(nn.Module):
             New features of the targets, (m, C').
         """
         edges = self._edges(adjacency)
-        return self._updated(self._aggregated(messages, own, edges, keys), own, edges)
+        total = region("aggregation", self.aggregate, messages, own, edges, keys)
+        return region("update", self._finished, total, own, edges)
 
     def _edges(self, adjacency: Adjacency | Edges) -> Edges:
         return adjacency if isinstance(adjacency, Edges) else Edges(adjacency, fused=self.fused)
 
-    def _aggregated(
-        self, messages: Tensor, own: Features, edges: Edges, keys: Tensor | None
-    ) -> Tensor:
-        return region("aggregation", self.aggregate, messages, own, edges, keys)
-
-    def _updated(self, total: Tensor, own: Features, edges: Edges) -> Tensor:
-        return region("update", self._finished, total, own, edges)
-
-    def _finished(self, total: Tensor, own: Features, edges: Edges) -> Tensor:
+    def _finished(self, total: Tensor, own: AnyFeatures, edges: Edges) -> Tensor:
         return self._ended(self.update(total, own), edges)
 
     def _ended(self, y: Tensor, edges: Edges) -> Tensor:
         y = edges.normalised(self.norm, y)
         return y if self.activation is None else self.activation(y)
 
-    def dropped(self, x: Features, draws: Draws | None) -> Features:
+    def dropped(self, x: AnyFeatures, draws: Draws | None) -> AnyFeatures:
         """Apply dropout to the layer's input, (n, C)."""
         return self.dropout(x, draws)
 
-    def messages(self, x: Features) -> Tensor:
+    def messages(self, x: AnyFeatures) -> Tensor:
         """Return what nodes send: (n, C) -> (n, M)."""
         raise NotImplementedError
 
     def aggregate(
-        self, messages: Tensor, own: Features, edges: Edges, keys: Tensor | None
+        self, messages: Tensor, own: AnyFeatures, edges: Edges, keys: Tensor | None
     ) -> Tensor:
         """Reduce what the edges bring; see `received`: (m, A)."""
         raise NotImplementedError
 
-    @property
-    def joins(self) -> bool:
-        """Whether the layer has a sum and a product that it can ask for together."""
-        return False
-
-    def joined(self, x: Features, own: Features, edges: Edges) -> Tensor:
+    def joined(self, x: AnyFeatures, own: AnyFeatures, edges: Edges) -> Tensor:
         """Do what `messages`, `aggregate` and `update` do, with sum and product asked for together.
 
-        Args:
-            x: features of the sources, (n, C), after dropout.
-            own: those of the targets, (m, C).
-            edges: from sources to targets.
-
-        Returns:
-            (m, C').
+        From the features of the sources, (n, C), after dropout, and those of the targets, (m, C),
+        it makes (m, C').
         """
         raise NotImplementedError
 
-    def update(self, total: Tensor, own: Features) -> Tensor:
-        """Make new features, before norm and activation.
+    def update(self, total: Tensor, own: AnyFeatures) -> Tensor:
+        """Make new features, (m, C'), before norm and activation.
 
-        Args:
-            total: the result of `aggregate`, (m, A).
-            own: features of the targets, (m, C), after dropout.
-
-        Returns:
-            (m, C').
+        `total` is the result of `aggregate`, (m, A); `own` are the features of the targets, (m, C),
+        after dropout.
         """
         raise NotImplementedError
-
-
-def first_rows(x: Features, num: int) -> Features:
-    """Return the first rows of features: (n, C) -> (num, C)."""
-    if len(x) == num:
-        return x
-    return x[:num] if isinstance(x, Tensor) else x.part(0, num)
 
 
 @torch.no_grad()

@@ -6,10 +6,16 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from vigpipe.model.gnn.chunks import in_chunks, part, rows_at_once
 from vigpipe.model.gnn.edges import Edges
-from vigpipe.model.gnn.input_columns import of_columns
-from vigpipe.model.gnn.layer import Features, GraphLayer, first_rows
+from vigpipe.model.gnn.features import (
+    AnyFeatures,
+    first_rows,
+    in_chunks,
+    rows_at_once,
+    select_columns,
+    slice_rows,
+)
+from vigpipe.model.gnn.layer import GraphLayer
 from vigpipe.model.graph import report_anomaly
 from vigpipe.model.keyed_dropout import ChannelDropout, Draws
 from vigpipe.model.regions import region
@@ -50,7 +56,7 @@ class GraphModel(StagedModel):
         self.in_channels, self.width, self.num_layers = in_channels, width, len(layers)
         self.heads = heads
         self.detect_anomaly, self.decays = False, "all"
-        self._of_columns: tuple[Features, Tensor, Features] | None = None
+        self._last_selection: tuple[AnyFeatures, Tensor, AnyFeatures] | None = None
         self.convs = nn.ModuleDict({str(i): layer for i, layer in enumerate(layers)})
 
     def boundary_shape(self, block: int) -> tuple[int, ...]:
@@ -59,19 +65,20 @@ class GraphModel(StagedModel):
             return (self.in_channels,)
         return (self.num_classes if block == self.num_layers else self.width,)
 
-    def embed(self, images: Features, draws: Draws | None = None) -> Features:
+    def embed(self, images: AnyFeatures, draws: Draws | None = None) -> AnyFeatures:
         """Return the features of the graph, (n, in_channels), as they are."""
         return images
 
-    def _own_columns(self, x: Features) -> Features:
-        """Return what the model takes of the features of the graph; those of the last call stay."""
+    def _select_input(self, x: AnyFeatures) -> AnyFeatures:
+        """Return the columns of the graph's features that the model takes; keep them if sparse."""
         columns = self.input_channels
         if not self.has_stem or columns is None or len(columns) == x.shape[1]:
             return x
-        last = self._of_columns
+        last = self._last_selection
         if last is None or last[0] is not x or last[1] is not columns:
-            last = x, columns, of_columns(x, columns)
-        self._of_columns = None if isinstance(x, Tensor) else last  # a tensor is a new view
+            last = x, columns, select_columns(x, columns)
+        # A tensor is a new view in every call, so that keeping its columns would be of no use.
+        self._last_selection = None if isinstance(x, Tensor) else last
         return last[2]
 
     def read_out(self, x: Tensor, draws: Draws | None) -> Tensor:
@@ -81,19 +88,19 @@ class GraphModel(StagedModel):
     def slicing(self, partition_input: bool = False) -> Slicing:
         """Return which sides of the tensors belong to which channels; see `StagedModel.slicing`.
 
-        `channels.1` are those between the layers 0 and 1. Heads are not divided: each keeps its
-        share of its channels.
+        `channels.1` are those between the layers 0 and 1. A sub-model has all heads, and a part of
+        the channels of each.
         """
         between = [Side(f"channels.{i}", repeats=self.heads) for i in range(1, self.num_layers)]
         ends = [Side(INPUT) if partition_input else None, *between, None]
         return self._slicing(list(pairwise(ends)), {})
 
     def _slicing(
-        self, ends: Sequence[tuple[Side | None, Side | None]], rest: Mapping[str, Sides]
+        self, ends: Sequence[tuple[Side | None, Side | None]], others: Mapping[str, Sides]
     ) -> Slicing:
-        """Make the table from the sides of the layers' ends, and of tensors of no layer."""
+        """Make the table from the sides of the layers' ends, and those of tensors of no layer."""
         tensors = self.state_dict()
-        sides = {name: of_tensor for name, of_tensor in rest.items() if name in tensors}
+        sides = {name: dims for name, dims in others.items() if name in tensors}
         for name, layer in self.convs.items():
             assert isinstance(layer, GraphLayer)
             sides |= layer.sides(f"{self.blocks_name}.{name}.", int(name), ends[int(name)])
@@ -111,7 +118,7 @@ class GraphModel(StagedModel):
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
-        x: Features,
+        x: AnyFeatures,
         keys: Tensor | Draws | None = None,
         adjacency: Adjacency | Layered | Edges | None = None,
         features: SparseRows | None = None,
@@ -122,8 +129,7 @@ class GraphModel(StagedModel):
             x: the graph's features, (n, in_channels), if the stem is present; otherwise the output
                 of the previous stage, (n, *boundary_shape(span[0])), of which only the rows count
                 that its last layer has made.
-            keys: keys of the nodes, which random masks depend on, (n,) int64; by default drawn from
-                torch's own generator in training mode. Or what `draw` made of them.
+            keys: as in `StagedModel.forward`, for the n nodes.
             adjacency: edges between these nodes, or the edges of each layer; or what stands for
                 them where several ranks share a graph, each with some of the nodes.
             features: the graph's features where these are sparse and x, from a pipeline, has no
@@ -138,7 +144,7 @@ class GraphModel(StagedModel):
         """
         if adjacency is None or not adjacency.suits(len(x), self.span[0], self.num_layers):
             raise ValueError(f"a graph model needs the edges of its {len(x)} nodes in every layer")
-        x = self._own_columns(x if features is None else features)
+        x = self._select_input(x if features is None else features)
         draws = self.draws_for(x, keys)
         if self.has_stem:
             x = region("stem", self.embed, x, draws)
@@ -148,15 +154,17 @@ class GraphModel(StagedModel):
             x = self.run(name, layer, x, draws, edges)
             if self.detect_anomaly:
                 _check_finite(x, name)
-        x, draws = _first(adjacency.num_targets, x, draws) if self.has_readout else (x, draws)
-        return region("readout", self.read_out, x, draws) if self.has_readout else x
+        if not self.has_readout:
+            return x
+        x, draws = _first(adjacency.num_targets, x, draws)
+        return region("readout", self.read_out, x, draws)
 
     @torch.no_grad()
     def by_layer(
         self,
-        x: Features,
+        x: AnyFeatures,
         adjacency: Adjacency | Edges,
-        features: Features | None = None,
+        features: AnyFeatures | None = None,
         *,
         chunk: int,
     ) -> Tensor:
@@ -172,21 +180,17 @@ class GraphModel(StagedModel):
                 through a layer at once.
             features: as for `forward`, or anything of a shape (n, in_channels) whose
                 `part(start, end)` are the features of some nodes.
-            chunk: number of nodes that are computed at a time, at most; fewer where they have many
-                channels.
-
-        Returns:
-            As `forward`.
+            chunk: most nodes that are computed at a time; fewer where they have many channels.
 
         Raises:
             ValueError: the model is in training mode.
         """
         if self.training:
             raise ValueError("by_layer evaluates: call model.eval() first")
-        x = self._own_columns(x if features is None else features)
+        x = self._select_input(x if features is None else features)
         if self.has_stem and self.stem_names:
             rows = rows_at_once(x, chunk)
-            x = in_chunks(lambda start, end: self.embed(part(x, start, end)), len(x), rows)
+            x = in_chunks(lambda start, end: self.embed(slice_rows(x, start, end)), len(x), rows)
         for layer in self.convs.values():
             assert isinstance(layer, GraphLayer)
             if isinstance(adjacency, Edges):
@@ -201,14 +205,8 @@ class GraphModel(StagedModel):
 class Gcn2Model(GraphModel):
     """GCNII: a linear stem with ReLU, layers that keep the width, a linear readout.
 
-    Between layers, every node has its features and its first features side by side.
-
-    Args:
-        in_channels: channels of the graph's features.
-        width: channels of the features between stem and readout.
-        num_classes: number of logits.
-        layers: the layers, in order.
-        dropout: dropout rate before stem and readout.
+    Between layers, every node has its features and its first features side by side, so `width`
+    channels of each. There is dropout before stem and readout, too.
     """
 
     stem_names = ("stem",)
@@ -233,7 +231,7 @@ class Gcn2Model(GraphModel):
         """Return the shape of a node's input to a layer, or to the readout: (2 * width,)."""
         return (2 * self.width,)
 
-    def embed(self, images: Features, draws: Draws | None = None) -> Tensor:
+    def embed(self, images: AnyFeatures, draws: Draws | None = None) -> Tensor:
         """Run the stem: (n, in_channels) -> (n, 2 * width)."""
         x, fused = self.stem_dropout(images, draws), self.stem_dropout.fused
         first = linear(x, self.stem.weight, self.stem.bias, fused=fused).relu()
@@ -242,37 +240,37 @@ class Gcn2Model(GraphModel):
     def slicing(self, partition_input: bool = False) -> Slicing:
         """Return which sides of the tensors belong to which channels; see `StagedModel.slicing`.
 
-        One group, because the first features are added to those of every layer, and to what is
-        multiplied by its weights.
+        There is one group, because the first features are added to those of every layer, both
+        before and after these are multiplied by its weights.
         """
         side = Side("channels")
-        rest = {
+        others = {
             "stem.weight": (side, Side(INPUT) if partition_input else None),
             "stem.bias": (side,),
             "readout.weight": (None, side),
             "readout.bias": (None,),
         }
-        return self._slicing([(side, side)] * self.num_layers, rest)
+        return self._slicing([(side, side)] * self.num_layers, others)
 
     def read_out(self, x: Tensor, draws: Draws | None) -> Tensor:
         """Run the readout: (n, 2 * width) -> (n, num_classes)."""
         return self.readout(self.readout_dropout(x[:, : self.width], draws))
 
 
-def _layer_in_chunks(layer: GraphLayer, x: Features, adjacency: Adjacency, chunk: int) -> Tensor:
-    chunk, few = rows_at_once(x, chunk), part(x, 0, 1)
-    if layer.messages(few) is few:
-        messages = part(x, 0, len(x))
+def _layer_in_chunks(layer: GraphLayer, x: AnyFeatures, adjacency: Adjacency, chunk: int) -> Tensor:
+    chunk, few = rows_at_once(x, chunk), slice_rows(x, 0, 1)
+    if layer.messages(few) is few:  # the layer sends features as they are
+        messages = slice_rows(x, 0, len(x))
     else:
-        messages = in_chunks(lambda start, end: layer.messages(part(x, start, end)), len(x), chunk)
+        messages = in_chunks(lambda i, j: layer.messages(slice_rows(x, i, j)), len(x), chunk)
 
     def received(start: int, end: int) -> Tensor:
-        return layer.received(messages, part(x, start, end), adjacency.rows(start, end), None)
+        return layer.received(messages, slice_rows(x, start, end), adjacency.rows(start, end), None)
 
     return in_chunks(received, len(x), chunk)
 
 
-def _first(num: int, x: Features, draws: Draws | None) -> tuple[Features, Draws | None]:
+def _first(num: int, x: AnyFeatures, draws: Draws | None) -> tuple[AnyFeatures, Draws | None]:
     """Return the first rows, with what was drawn for them."""
     if draws is not None and len(draws.keys) != num:
         draws = draws.part(0, num)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from vigpipe.model.gnn.edges import Edges
-from vigpipe.model.gnn.layer import Features, GraphLayer, Setting
+from vigpipe.model.gnn.features import AnyFeatures
+from vigpipe.model.gnn.layer import GraphLayer, Setting
 from vigpipe.model.slicing import Roles, Side
 from vigpipe.ops.sparse_rows import SparseRows, linear
 
@@ -16,12 +17,6 @@ class SageLayer(GraphLayer):
 
     The aggregators are the mean, the maximum, and the maximum of relu(W x_j + b), equation 3
     (`pool`, SAGEConv with `project=True`).
-
-    Args:
-        in_channels: C.
-        out_channels: C'.
-        setting: place, dropout, norm and activation of the layer.
-        aggregator: mean, max or pool.
     """
 
     roles: ClassVar[Roles] = {
@@ -36,84 +31,74 @@ class SageLayer(GraphLayer):
         self, in_channels: int, out_channels: int, setting: Setting, aggregator: str = "mean"
     ) -> None:
         super().__init__(setting)
-        self.aggregator = aggregator
+        self.aggregator, self.joins = aggregator, aggregator == "mean"
         if aggregator == "pool":
             self.lin = nn.Linear(in_channels, in_channels)
         self.lin_l = nn.Linear(in_channels, out_channels)
         self.lin_r = nn.Linear(in_channels, out_channels, bias=False)
 
-    def messages(self, x: Features) -> Tensor:
+    def messages(self, x: AnyFeatures) -> Tensor:
         """Return what nodes send: (n, C) -> (n, C)."""
         if self.aggregator == "pool":
             return linear(x, self.lin.weight, self.lin.bias, fused=self.fused).relu()
         return x.dense() if isinstance(x, SparseRows) else x
 
     def aggregate(
-        self, messages: Tensor, own: Features, edges: Edges, keys: Tensor | None
+        self, messages: Tensor, own: AnyFeatures, edges: Edges, keys: Tensor | None
     ) -> Tensor:
         """Take the mean or the maximum of what the edges bring: (m, C)."""
-        return (
-            edges.sums(messages, "mean") if self.aggregator == "mean" else edges.maximum(messages)
-        )
+        if self.aggregator == "mean":
+            return edges.sums(messages, "mean")
+        return edges.maximum(messages)
 
-    def update(self, total: Tensor, own: Features) -> Tensor:
+    def update(self, total: Tensor, own: AnyFeatures) -> Tensor:
         """Combine neighbours and the node itself: (m, C), (m, C) -> (m, C')."""
         return linear(own, self.lin_r.weight, self.lin_l(total), fused=self.fused)
 
-    @property
-    def joins(self) -> bool:
-        """Whether sum and product can be asked for together: the mean is a sum."""
-        return self.aggregator == "mean"
-
-    def joined(self, x: Features, own: Features, edges: Edges) -> Tensor:
+    def joined(self, x: AnyFeatures, own: AnyFeatures, edges: Edges) -> Tensor:
         """Ask for mean and products together; see `GraphLayer.joined`."""
         beside = own, self.lin_r.weight
         weight, bias = self.lin_l.weight, self.lin_l.bias
         return edges.sums_then_product(self.messages(x), "mean", weight, bias, beside=beside)
 
     def hidden(self, group: str, before: Side | None, after: Side | None) -> Side | None:
-        """Return the side of what is aggregated: the input's, or one of its own if projected."""
+        """Return the side of what is aggregated: the input's, or that of a group if projected."""
         return before if before is None or self.aggregator != "pool" else Side(group)
 
 
 class NarrowingSageLayer(SageLayer):
-    """The same layer with the mean, which it takes after multiplying by W_l: of fewer channels.
+    """A SAGE layer that multiplies by W_l before it takes the mean; it pays if C' is at most C.
 
-    Features that need a gradient are multiplied by W_l and W_r at once, and their gradient is one
-    product, too. Those of the graph need none, and two products take less memory.
-
-    Args:
-        in_channels: C.
-        out_channels: C', at most C for this to pay.
-        setting: place, dropout, norm and activation of the layer.
+    Features that need a gradient are multiplied by W_l and W_r at once, and their gradient is
+    one product, too. Those of the graph need none, and two products take less memory.
     """
 
     def __init__(self, in_channels: int, out_channels: int, setting: Setting) -> None:
         super().__init__(in_channels, out_channels, setting)
         self.is_joint = setting.index > 0
 
-    def messages(self, x: Features) -> Tensor:
-        """Return what nodes send, (n, C'), perhaps with what they have for themselves."""
+    def messages(self, x: AnyFeatures) -> Tensor:
+        """Return W_l x, (n, C'); if both products are taken at once, W_r x + b beside it."""
         if not self.is_joint:
             return linear(x, self.lin_l.weight, fused=self.fused)
         bias = torch.cat((torch.zeros_like(self.lin_l.bias), self.lin_l.bias))
         return linear(x, torch.cat((self.lin_l.weight, self.lin_r.weight)), bias)  # (n, 2 C')
 
     def aggregate(
-        self, messages: Tensor, own: Features, edges: Edges, keys: Tensor | None
+        self, messages: Tensor, own: AnyFeatures, edges: Edges, keys: Tensor | None
     ) -> Tensor:
         """Take the mean of what the edges bring: (m, C')."""
         if self.is_joint:
             return edges.own_and_mean(messages)
         return edges.sums(messages, "mean", self.lin_l.bias)
 
-    def update(self, total: Tensor, own: Features) -> Tensor:
-        """Add what a node has for itself: (m, C'), (m, C) -> (m, C')."""
+    def update(self, total: Tensor, own: AnyFeatures) -> Tensor:
+        """Add W_r x_i, unless the messages held it: (m, C'), (m, C) -> (m, C')."""
         if self.is_joint:
             return total
         return linear(own, self.lin_r.weight, total, fused=self.fused)
 
-    def joined(self, x: Features, own: Features, edges: Edges) -> Tensor:
+    def joined(self, x: AnyFeatures, own: AnyFeatures, edges: Edges) -> Tensor:
         """Ask for products and mean together; see `GraphLayer.joined`."""
         beside = own, self.lin_r.weight
         product = x, self.lin_l.weight
