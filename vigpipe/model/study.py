@@ -34,7 +34,7 @@ from vigpipe.ops.grid import grid_neighbour_sum
 
 NUM_NEIGHBOURS = 8
 NUM_BLOCKS = 8
-HIDDEN_OF_GRAPHER, HIDDEN_OF_FFN = 256, 512
+GRAPHER_WIDTH, FFN_WIDTH = 256, 512
 
 _LINEAR_AND_NORM: Roles = {**within("0.", LINEAR_ROLES), **within("1.", NORM_ROLES)}
 
@@ -60,7 +60,10 @@ class GraphConv(nn.Module):
         else:
             if self.detect_anomaly:
                 check_finite(x, self.detect_anomaly)
-            total = neighbour_sum(x, build_or_replay(lambda: self._nearest(x)))
+            graph = build_or_replay(
+                lambda: region("knn", knn_graph, x.detach(), NUM_NEIGHBOURS, 1, False)
+            )
+            total = neighbour_sum(x, graph)
         return self.lin_rel(total) + self.lin_root(x)
 
     @property
@@ -68,13 +71,81 @@ class GraphConv(nn.Module):
         """W_rel, b and W_root."""
         return self.lin_rel.weight, self.lin_rel.bias, self.lin_root.weight
 
-    @staticmethod
-    def _nearest(x: Tensor) -> Tensor:
-        return region("knn", knn_graph, x.detach(), NUM_NEIGHBOURS, 1, False)
+
+class StudyHalf(nn.Module):
+    """Half of a block: widen, convolve over the graph or not, GELU, narrow, residual.
+
+    The fused version never holds the whole hidden layer in memory. `rescale` multiplies the last
+    product before its bias is added.
+    """
+
+    fused = True
+    roles: ClassVar[Roles]
+    fc1: nn.Sequential
+    graph_conv: GraphConv | None
+    fc2: nn.Sequential
+    drop_path: DropPath
+    rescale: float
+
+    def forward(self, x: Tensor, draws: Draws | None) -> Tensor:
+        """Run this half of the block: (B, N, C) -> (B, N, C)."""
+        sample_scale, conv = self.drop_path(x, draws), self.graph_conv
+        has_batch_norm = isinstance(self.fc1[1], BatchNorm)
+        if self.fused and has_batch_norm and (conv is None or conv.graph == "grid"):
+            return self._run_fused(x, sample_scale)
+        y = self.fc1(x)
+        y = F.gelu(y if conv is None else conv(y))
+        return self._added(F.linear(y, self._narrow_weight), x, sample_scale)
+
+    def _run_fused(self, x: Tensor, sample_scale: Tensor | None) -> Tensor:
+        (first, norm), (last, last_norm), conv = self.fc1, self.fc2, self.graph_conv
+        assert isinstance(first, nn.Linear)
+        assert isinstance(norm, BatchNorm)
+        assert isinstance(last, nn.Linear)
+        second = self._narrow_weight.to(x)
+        if norm.training and isinstance(last_norm, BatchNorm):
+            parameters = (
+                *(first.weight, first.bias, norm.weight, norm.bias),
+                *((None,) * 3 if conv is None else conv.parameters_of_sum_and_node),
+                *(second, last.bias, last_norm.weight, last_norm.bias),
+            )
+            if half_block.can_run(x, parameters):
+                moments = norm.next_moments(), last_norm.next_moments()
+                grid = (x.shape[1], 1) if conv is None else conv.grid
+                settings = half_block.Settings(grid, (norm.eps, last_norm.eps), moments)
+                y = half_block.half_block(x, sample_scale, parameters, settings)
+                norm.recorded(moments[0][0])
+                last_norm.recorded(moments[1][0])
+                return y
+        neighbours = None
+        if conv is not None:
+            total = region("aggregation", grid_neighbour_sum, x, *conv.grid)
+            neighbours = Convolution(*conv.parameters_of_sum_and_node, total, conv.grid)
+        layer = folded.Norm(first.weight, first.bias, norm.weight, norm.bias, norm.eps)
+        if norm.training:
+            y, moments = folded.trained(x, layer, neighbours, second)
+            norm.record(moments)
+        else:
+            y = folded.evaluated(x, layer, neighbours, second, norm.running_mean, norm.running_var)
+        return self._added(y, x, sample_scale)
+
+    @property
+    def _narrow_weight(self) -> Tensor:
+        linear = self.fc2[0]
+        assert isinstance(linear, nn.Linear)
+        return linear.weight if self.rescale == 1.0 else linear.weight * self.rescale
+
+    def _added(self, product: Tensor, x: Tensor, sample_scale: Tensor | None) -> Tensor:
+        """Finish the narrowing layer after its product: bias, norm, and the residual x."""
+        linear, norm = self.fc2
+        assert isinstance(linear, nn.Linear)
+        if isinstance(norm, BatchNorm) and norm.training:  # subtracting the mean cancels the bias
+            return norm(product, x, sample_scale, False, linear.bias)
+        return apply_norm(norm, product + linear.bias, x, sample_scale)
 
 
-class StudyGrapher(nn.Module):
-    """Widen, convolve over the graph, GELU, narrow, residual.
+class StudyGrapher(StudyHalf):
+    """The half of a block that convolves over the graph.
 
     Linear, BatchNorm and GraphConv follow one another without a non-linearity, so together they are
     an affine map of 7 features of a node: the sum of its neighbours, the node itself, and its
@@ -82,11 +153,9 @@ class StudyGrapher(nn.Module):
 
         GraphConv(BN(W x + b)) = [sum x_j, x_i, degree] M + m.
 
-    The fused version sums the neighbours before widening, and never holds the whole hidden layer in
-    memory. `rescale` multiplies the last product before its bias is added.
+    So the fused version sums the neighbours before widening.
     """
 
-    fused = True
     roles: ClassVar[Roles] = {
         **within("fc1.", _LINEAR_AND_NORM, {"in": "trunk", "out": "x"}),
         "graph_conv.lin_rel.weight": ("out", "x"),
@@ -112,20 +181,10 @@ class StudyGrapher(nn.Module):
         self.fc2 = nn.Sequential(nn.Linear(hidden, channels), make_norm(norm, channels))
         self.drop_path, self.rescale = DropPath(drop_path, stream), rescale
 
-    def forward(self, x: Tensor, draws: Draws | None) -> Tensor:
-        """Run this half of the block: (B, N, C) -> (B, N, C)."""
-        sample_scale = self.drop_path(x, draws)
-        conv = self.graph_conv
-        if not (self.fused and isinstance(self.fc1[1], BatchNorm) and conv.graph == "grid"):
-            y = F.gelu(conv(self.fc1(x)))
-            return _narrowed(y, x, sample_scale, self.fc2, self.rescale)
-        return _through(x, conv, sample_scale, self.fc1, self.fc2, self.rescale)
 
+class StudyFFN(StudyHalf):
+    """The half of a block that transforms every node separately."""
 
-class StudyFFN(nn.Module):
-    """Widen, GELU, narrow, residual, on every node separately; fused as in StudyGrapher."""
-
-    fused = True
     roles: ClassVar[Roles] = {
         **within("fc1.", _LINEAR_AND_NORM, {"in": "trunk", "out": "hidden"}),
         **within("fc2.", _LINEAR_AND_NORM, {"in": "hidden", "out": "trunk"}),
@@ -142,80 +201,9 @@ class StudyFFN(nn.Module):
     ) -> None:
         super().__init__()
         self.fc1 = nn.Sequential(nn.Linear(channels, hidden), make_norm(norm, hidden))
+        self.graph_conv = None
         self.fc2 = nn.Sequential(nn.Linear(hidden, channels), make_norm(norm, channels))
         self.drop_path, self.rescale = DropPath(drop_path, stream), rescale
-
-    def forward(self, x: Tensor, draws: Draws | None) -> Tensor:
-        """Run this half of the block: (B, N, C) -> (B, N, C)."""
-        sample_scale = self.drop_path(x, draws)
-        if not (self.fused and isinstance(self.fc1[1], BatchNorm)):
-            return _narrowed(F.gelu(self.fc1(x)), x, sample_scale, self.fc2, self.rescale)
-        return _through(x, None, sample_scale, self.fc1, self.fc2, self.rescale)
-
-
-def _through(
-    x: Tensor,
-    conv: GraphConv | None,
-    sample_scale: Tensor | None,
-    widen: nn.Sequential,
-    narrow: nn.Sequential,
-    rescale: float,
-) -> Tensor:
-    """Compute x + narrow(gelu(conv(widen(x)))) without holding the whole hidden layer.
-
-    `widen` is a Linear and a BatchNorm, `narrow` a Linear and any norm; `conv` is on a grid.
-    """
-    (first, norm), (last, last_norm) = widen, narrow
-    assert isinstance(first, nn.Linear)
-    assert isinstance(norm, BatchNorm)
-    assert isinstance(last, nn.Linear)
-    second = _rescaled(last.weight, rescale).to(x)
-    if norm.training and isinstance(last_norm, BatchNorm):
-        parameters = (
-            *(first.weight, first.bias, norm.weight, norm.bias),
-            *((None,) * 3 if conv is None else conv.parameters_of_sum_and_node),
-            *(second, last.bias, last_norm.weight, last_norm.bias),
-        )
-        if half_block.can_run(x, parameters):
-            moments = norm.next_moments(), last_norm.next_moments()
-            grid = (x.shape[1], 1) if conv is None else conv.grid
-            settings = half_block.Settings(grid, (norm.eps, last_norm.eps), moments)
-            y = half_block.half_block(x, sample_scale, parameters, settings)
-            norm.recorded(moments[0][0])
-            last_norm.recorded(moments[1][0])
-            return y
-    neighbours = None
-    if conv is not None:
-        total = region("aggregation", grid_neighbour_sum, x, *conv.grid)
-        neighbours = Convolution(*conv.parameters_of_sum_and_node, total, conv.grid)
-    layer = folded.Norm(first.weight, first.bias, norm.weight, norm.bias, norm.eps)
-    if norm.training:
-        y, counted = folded.trained(x, layer, neighbours, second)
-        norm.record(counted)
-    else:
-        y = folded.evaluated(x, layer, neighbours, second, norm.running_mean, norm.running_var)
-    return _added(y, last.bias, last_norm, x, sample_scale)
-
-
-def _narrowed(
-    y: Tensor, x: Tensor, sample_scale: Tensor | None, narrow: nn.Sequential, rescale: float
-) -> Tensor:
-    linear, norm = narrow
-    assert isinstance(linear, nn.Linear)
-    y = F.linear(y, _rescaled(linear.weight, rescale))
-    return _added(y, linear.bias, norm, x, sample_scale)
-
-
-def _added(
-    y: Tensor, bias: Tensor, norm: nn.Module, x: Tensor, sample_scale: Tensor | None
-) -> Tensor:
-    if isinstance(norm, BatchNorm) and norm.training:  # subtracting the mean cancels the bias
-        return norm(y, x, sample_scale, False, bias)
-    return apply_norm(norm, y + bias, x, sample_scale)
-
-
-def _rescaled(weight: Tensor, rescale: float) -> Tensor:
-    return weight if rescale == 1.0 else weight * rescale
 
 
 class StudyBlock(nn.Module):
@@ -255,13 +243,12 @@ class VigStudy(StagedModel):
         narrow: int = 1,
         branch_rescale: bool = False,
     ) -> None:
-        num_nodes = img_size[0] * img_size[1]
         super().__init__(NUM_BLOCKS, num_classes)
         self.in_chans, self.img_size = in_chans, img_size
         if graph == "knn":
-            check_neighbours(NUM_NEIGHBOURS, 1, num_nodes, loop=False)
-        conv = divided_width(HIDDEN_OF_GRAPHER, narrow, "every Grapher")
-        hidden = divided_width(HIDDEN_OF_FFN, narrow, "every FFN")
+            check_neighbours(NUM_NEIGHBOURS, 1, img_size[0] * img_size[1], loop=False)
+        conv = divided_width(GRAPHER_WIDTH, narrow, "every Grapher")
+        hidden = divided_width(FFN_WIDTH, narrow, "every FFN")
         rescale = float(narrow) if branch_rescale else 1.0
         self.blocks = nn.ModuleDict()
         for i in range(NUM_BLOCKS):
@@ -293,20 +280,21 @@ class VigStudy(StagedModel):
         for index, block in self.blocks.items():
             for half in ("grapher", "ffn"):
                 module, prefix = block.get_submodule(half), f"blocks.{index}.{half}."
-                assert isinstance(module, StudyGrapher | StudyFFN)
+                assert isinstance(module, StudyHalf)
                 groups = {name: Side(prefix + name) for name in ("x", "out", "hidden")}
                 sides |= bound(module, prefix, module.roles, {"trunk": None, **groups})
         if self.has_readout:
             for name in ("fc1", "fc2"):
-                whole = {"in": None, "out": None}
-                sides |= bound(self.get_submodule(name), f"{name}.", LINEAR_ROLES, whole)
+                sides |= {f"{name}.weight": (None, None), f"{name}.bias": (None,)}
         return Slicing.of(self.state_dict(), sides)
 
     def set_detect_anomaly(self, enable: bool) -> None:
         """Make `knn` graphs raise FloatingPointError on NaN or infinite features, or stop that."""
         for index, block in self.blocks.items():
             assert isinstance(block, StudyBlock)
-            block.grapher.graph_conv.detect_anomaly = f"block {index}" if enable else ""
+            conv = block.grapher.graph_conv
+            assert conv is not None
+            conv.detect_anomaly = f"block {index}" if enable else ""
 
     def embed(self, images: Tensor) -> Tensor:
         """Turn pixels into nodes: (B, C, H, W) -> (B, N, C)."""
