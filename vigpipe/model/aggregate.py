@@ -41,7 +41,8 @@ def relative(
     """
     if shared is not None:
         return region("aggregation", _relative_to, x, shared, graph, mode, fused)
-    return region("aggregation", _aggregated, x, y, graph, mode, True, fused)
+    aggregate = partial(ops.aggregate, mode=mode, interleave=True, fused=fused)
+    return region("aggregation", aggregate, x, y, graph)
 
 
 def neighbour_sum(
@@ -50,13 +51,7 @@ def neighbour_sum(
     """Sum y_j over the neighbours j of every node: (B, M, C), (B, N, K) -> (B, N, C)."""
     if shared is not None:
         return region("aggregation", partial(shared.reduced, mode="sum", fused=fused), y, graph)
-    return region("aggregation", _aggregated, None, y, graph, "sum", False, fused)
-
-
-def _aggregated(
-    x: Tensor | None, y: Tensor | None, graph: Tensor, mode: str, interleave: bool, fused: bool
-) -> Tensor:
-    return ops.aggregate(x, y, graph, None, mode, interleave, fused=fused)
+    return region("aggregation", partial(ops.aggregate, mode="sum", fused=fused), None, y, graph)
 
 
 def _relative_to(x: Tensor, shared: SharedNodes, graph: Tensor, mode: str, fused: bool) -> Tensor:

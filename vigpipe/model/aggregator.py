@@ -37,7 +37,7 @@ class Aggregator(nn.Module):
     """
 
     channels: ClassVar[Mapping[str, Side]]
-    roles: ClassVar[Roles]
+    roles: ClassVar[Roles] = within("nn.", Layer.roles)
 
     def forward(
         self, x: Tensor, graph: Tensor, y: Tensor | None, shared: SharedNodes | None = None
@@ -70,7 +70,6 @@ class MaxRelativeConv(Aggregator):
         "in": Side("x", run=2),
         "out": _OUT,
     }
-    roles: ClassVar[Roles] = within("nn.", Layer.roles)
 
     def __init__(self, channels: int, norm: Norm) -> None:
         super().__init__()
@@ -108,7 +107,6 @@ class EdgeConv(Aggregator):
         "in": Side("x"),
         "out": _OUT,
     }
-    roles: ClassVar[Roles] = within("nn.", Layer.roles)
 
     def __init__(self, channels: int, norm: Norm) -> None:
         super().__init__()

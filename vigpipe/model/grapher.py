@@ -73,66 +73,49 @@ class DynamicGraphConv(nn.Module):
             Features, (B, H, W, 2C), the graph used, and the graph to pass on to the next block,
             each (B, N, K) int64.
         """
-        if tokens is not None:
-            y, graph, following = self._shared(x, draws, given, bias, tokens, grid)
-            return y.unflatten(1, x.shape[1:3]), graph, following
         nodes = x.flatten(1, 2)
-        others = None
-        if self.rule.reduction > 1:
+        others = shared = None
+        if tokens is not None:
+            shared = tokens.nodes(grid, self.rule.reduction)
+        elif self.rule.reduction > 1:
             pooled = F.avg_pool2d(
                 x.movedim(-1, 1), self.rule.reduction, self.rule.reduction, ceil_mode=True
             )
             others = pooled.flatten(2).transpose(1, 2)
 
-        graph = given
-        if self.rule.policy not in ("reuse", "lookahead"):
-            graph = build_or_replay(lambda: self.build(nodes, others, grid, draws, bias))
-        assert graph is not None
-        following = graph
-        if self.rule.makes_next:
-            following = build_or_replay(lambda: self.build(nodes, others, grid, draws, bias))
-        return self.gconv(nodes, graph, others).unflatten(1, grid), graph, following
-
-    def _shared(
-        self,
-        x: Tensor,
-        draws: Draws | None,
-        given: Tensor | None,
-        bias: Tensor | None,
-        tokens: Tokens,
-        grid: Grid,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Do what `forward` does where other ranks have some of the nodes."""
-        shared, graph = tokens.nodes(grid, self.rule.reduction), given
-
         def build() -> Tensor:
-            if self.rule.policy in ("knn", "lookahead"):
-                return self._nearest(x.flatten(1, 2).detach(), shared, grid, draws, bias)
-            # Every rank makes the graphs of the other policies; only windows compare features.
-            with torch.no_grad():
-                nodes = tokens.whole(x, grid) if self.rule.policy == "window" else x
-            return self.build(nodes.flatten(1, 2), None, grid, draws, bias)
+            if tokens is not None and shared is not None:
+                return self._build_with_other_ranks(x, tokens, shared, grid, draws, bias)
+            return self.build(nodes, others, grid, draws, bias)
 
+        graph = given
         if self.rule.policy not in ("reuse", "lookahead"):
             graph = build_or_replay(build)
         assert graph is not None
         following = build_or_replay(build) if self.rule.makes_next else graph
-        return self.gconv(x.flatten(1, 2), graph, None, shared), graph, following
+        y = self.gconv(nodes, graph, others, shared)
+        return y.unflatten(1, x.shape[1:3]), graph, following
 
-    def _nearest(
+    def _build_with_other_ranks(
         self,
-        nodes: Tensor,
+        x: Tensor,
+        tokens: Tokens,
         shared: SharedNodes,
         grid: Grid,
         draws: Draws | None,
         bias: Tensor | None,
     ) -> Tensor:
+        if self.rule.policy not in ("knn", "lookahead"):
+            # Every rank makes the whole graph; only windows need the features of all nodes for it.
+            with torch.no_grad():
+                nodes = tokens.whole(x, grid) if self.rule.policy == "window" else x
+            return self.build(nodes.flatten(1, 2), None, grid, draws, bias)
         num_candidates = prod(position.pooled_grid(grid, self.rule.reduction))
         k, dilation = reduce_k(self.rule.k, self.rule.dilation, num_candidates)
         check_neighbours(k, dilation, num_candidates)
-        ranks = self._ranks(k, dilation, draws, nodes.device)
+        ranks = self._ranks(k, dilation, draws, x.device)
         nearest = partial(shared.nearest, fused=self.fused)
-        return region("knn", nearest, nodes, k, dilation, bias, ranks)
+        return region("knn", nearest, x.flatten(1, 2).detach(), k, dilation, bias, ranks)
 
     def build(
         self,
@@ -155,9 +138,8 @@ class DynamicGraphConv(nn.Module):
         if rule.policy == "window":
             k, dilation = reduce_k(rule.k, rule.dilation, window_nodes(*grid))
             return region("knn", window_graph, nodes, grid, k, dilation, rule.shift, self.fused)
-        k, dilation = reduce_k(
-            rule.k, rule.dilation, (nodes if others is None else others).shape[1]
-        )
+        num_candidates = (nodes if others is None else others).shape[1]
+        k, dilation = reduce_k(rule.k, rule.dilation, num_candidates)
         ranks = self._ranks(k, dilation, draws, nodes.device)
         return region("knn", knn_graph, nodes, k, dilation, True, others, bias, ranks, self.fused)
 
@@ -226,12 +208,11 @@ class Grapher(nn.Module):
         self.drop_path = DropPath(drop_path, stream)
         self.relative, self.grid, self.by_raster = relative, grid, by_raster
         self.detect_anomaly = ""  # name of the block for the error; empty switches the check off
-        if relative is None:
-            table = None
-        elif by_raster:
-            table = position.relative_distance_by_raster(relative, grid, rule.reduction)
-        else:
-            table = position.relative_distance(relative, grid, rule.reduction)
+        table = None
+        if relative is not None:
+            table = position.relative_distance(relative, grid, 1 if by_raster else rule.reduction)
+            if by_raster:
+                table = position.resized_by_raster(table, grid, rule.reduction)
         self.register_buffer("relative_pos", table)
 
     def sides(self, prefix: str, trunk: Side | None) -> dict[str, Sides]:

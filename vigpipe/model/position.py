@@ -54,20 +54,12 @@ def relative_distance(
 
 
 @torch.no_grad()
-def relative_distance_by_raster(channels: int, grid: Grid, reduction: int) -> Tensor:
-    """Make the table of `relative_distance` as the published code does.
-
-    The columns of the candidates are interpolated along the raster of the nodes. This is wrong in
-    two dimensions if r > 1, but published weights were trained with it.
-    """
-    return resized_by_raster(relative_distance(channels, grid, 1), grid, reduction)
-
-
-@torch.no_grad()
 def resized_by_raster(table: Tensor, grid: Grid, reduction: int) -> Tensor:
-    """Resize a table bicubically over the flattened rasters, as the published code does.
+    """Resize a table bicubically over the flattened rasters: (1, N0, M0) -> (1, N, M).
 
-    (1, N0, M0) -> (1, N, M), for the new grid and r of `relative_distance`.
+    The published code also pools candidates in this way, from a table made with r = 1.
+    Interpolating along the raster of the nodes is wrong in two dimensions, but published weights
+    were trained with it.
     """
     size = prod(grid), prod(pooled_grid(grid, reduction))
     if tuple(table.shape[1:]) == size:

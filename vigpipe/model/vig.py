@@ -212,17 +212,14 @@ class VisionGnn(StagedModel):
         x = x + resized_embedding(self.pos_embed, grid).movedim(1, -1)
         return x if self.tokens is None else self.tokens.own(x)
 
-    def run_blocks(self, x: Tensor, draws: Draws | None) -> Tensor:
-        """Run the blocks that are present, from one stage boundary to the next."""
-        return self._run_and_note_graphs(x, draws, {})
-
-    def _run_and_note_graphs(
-        self, x: Tensor, draws: Draws | None, graphs: dict[int, BlockGraph]
+    def run_blocks(
+        self, x: Tensor, draws: Draws | None, graphs: dict[int, BlockGraph] | None = None
     ) -> Tensor:
+        """Run the blocks that are present, and put the graph that each used into `graphs`."""
         x, given = self._unpacked(x)
         for name, block in self.backbone.items():
             x, graph, given = self._run_module(name, block, x, draws, given)
-            if graph is not None:
+            if graphs is not None and graph is not None:
                 graphs[int(name)] = graph
         return self._packed(x, given)
 
@@ -340,8 +337,7 @@ class VisionGnn(StagedModel):
             raise ValueError("return_graph is for the unsplit model; this is a stage of it")
         graphs: dict[int, BlockGraph] = {}
         draws = self.draws_for(x, keys)
-        x = self._run_and_note_graphs(self.embed(x), draws, graphs)
-        return self.read_out(x, draws), graphs
+        return self.read_out(self.run_blocks(self.embed(x), draws, graphs), draws), graphs
 
     def share_tokens(self, tokens: Tokens) -> None:
         """Divide the rows of every image among ranks, whose nodes `tokens` gives access to.
