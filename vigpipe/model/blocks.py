@@ -169,8 +169,10 @@ def make_block_specs(
             grid = reduced(grid, (2,))
             specs.append(BlockSpec(None, "", before, channels, grid, stage, number))
         before = (grid, channels)
-        previous: GraphRule | None = None  # that of the previous block of this stage
-        num_passed = 0  # neighbours per node in the graph that the previous block passes on
+        # How the previous block of this stage gets its graph, and how many neighbours the nodes
+        # have in the graph that it passes on.
+        previous: GraphRule | None = None
+        num_passed = 0
         for i in range(num_in_stage):
             policy = cast(Policy, policies[number % len(policies)])
             following = policies[(number + 1) % len(policies)]

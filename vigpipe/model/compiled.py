@@ -51,7 +51,7 @@ def _keep_for_later_runs() -> None:
 
     if os.environ.get(_CACHE_VARIABLE, default_cache_dir()) != default_cache_dir():
         return  # the user has named a folder
-    with suppress(OSError):  # there is no cache
+    with suppress(OSError):  # raised where there is no cache
         kind = hashlib.sha256(processor()).hexdigest()[:16]
         os.environ[_CACHE_VARIABLE] = str(cache_folder() / f"inductor-{kind}")
 

@@ -48,7 +48,7 @@ class _Variant:
 
     def build(self) -> VisionGnn:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about few nodes: running the model warns again
+            warnings.simplefilter("ignore")  # running the model warns of few nodes again
             model = create_model(
                 self.name,
                 num_classes=self.num_classes,
@@ -80,12 +80,12 @@ def _identified(state: Mapping[str, Tensor], source: str) -> _Variant:
         size = height * shape.stem_stride, width * shape.stem_stride
         candidates.append(_Variant(name, len(classifier), stem.shape[1], size))
 
-    def likely(variant: _Variant) -> tuple[bool, bool]:
+    def mismatches(variant: _Variant) -> tuple[bool, bool]:
         shape = VIG_SHAPES[variant.name]
         return shape.channels[0] != channels, shape.img_size != variant.img_size
 
     differences: dict[_Variant, Differences] = {}
-    for variant in sorted(candidates, key=likely):
+    for variant in sorted(candidates, key=mismatches):
         differences[variant] = variant.differences(state)
         if differences[variant].count == 0:
             return variant
@@ -118,7 +118,7 @@ def convert(source: Path, target: Path, *, ema: bool = False, overwrite: bool = 
     variant = _identified(state, str(source))
     model = variant.build()
     if any(tensor.dtype == torch.float64 for tensor in state.values()):
-        model = model.double()  # or the file would lose its last digits
+        model = model.double()  # float32 would lose the last digits
     weights = {
         name: tensor.contiguous() for name, tensor in match_state(state, model, str(source)).items()
     }

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vigpipe.model.slicing import runs
 
-TILE = 512  # The numbers of so many rows and columns are drawn from one state of the generator.
+TILE = 512  # rows and columns of a tile, which is drawn from one state of the generator
 
 _AT = torch.ops.aten
 _ZEROS = (_AT.zeros, _AT.zeros_like, _AT.new_zeros, _AT.zero_)

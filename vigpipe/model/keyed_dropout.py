@@ -23,15 +23,10 @@ PADDING = -1  # the key of a padding row, which holds no sample
 
 
 def sample_keys(seed: int, step: int, positions: Tensor) -> Tensor:
-    """Compute one key per sample.
+    """Compute one key per sample from the run's seed, the optimizer step and the sample's position.
 
-    Args:
-        seed: the run's seed.
-        step: index of the optimizer step.
-        positions: (B,) int64, positions in the global batch; negative marks padding.
-
-    Returns:
-        (B,) int64, non-negative; PADDING where the position is negative.
+    Positions in the global batch, (B,) int64, are negative for padding. Keys, (B,) int64, are not
+    negative, except for PADDING.
     """
     run = mixed(torch.tensor(signed(seed + GOLDEN)))
     key = mixed(mixed(run + signed(step * GOLDEN)) + positions * signed(GOLDEN))
@@ -44,15 +39,9 @@ def fresh_keys(x: Tensor) -> Tensor:
 
 
 def uniform(keys: Tensor, stream: int, num: int = 1) -> Tensor:
-    """Draw uniform numbers in [0, 1), `num` for each key.
+    """Draw `num` uniform numbers in [0, 1) for each key: (B,) int64 -> (B, num) float64.
 
-    Args:
-        keys: sample keys, (B,) int64.
-        stream: stream number, which is different for every mask of the model.
-        num: how many numbers to draw per key.
-
-    Returns:
-        (B, num) float64, each a multiple of 2^-53.
+    They are multiples of 2^-53. The stream number is different for every mask of the model.
     """
     return _numbers(keys[:, None], stream * (1 << 32) + torch.arange(num, device=keys.device))
 
@@ -191,12 +180,9 @@ class Draws(NamedTuple):
 
 
 def draw(keys: Tensor, drop_paths: Sequence[DropPath], dtype: torch.dtype) -> Draws:
-    """Hash all masks of some samples at once.
+    """Hash the masks of all drop-paths of a model or stage at once, for some samples' keys, (B,).
 
-    Args:
-        keys: sample keys, (B,) int64.
-        drop_paths: the drop-paths of a model, or of a stage of it.
-        dtype: type of the factors, at least as wide as that of the features.
+    The factors have the given dtype, which is at least as wide as that of the features.
     """
     if not drop_paths:
         return Draws(keys, None, ())

@@ -90,17 +90,11 @@ class BatchNorm(nn.Module):
             before,
             fused=self.fused,
         )
-        self.count(x.numel() // x.shape[-1], mean, variance)
+        with torch.no_grad():
+            count = x.numel() // x.shape[-1]
+            mean, deviation = mean.double(), variance.double() * count
+            self.record(torch.stack((torch.full_like(mean, count), mean, deviation)))
         return y
-
-    @torch.no_grad()
-    def count(self, num_rows: int, mean: Tensor, variance: Tensor) -> None:
-        """Record the statistics of a micro-batch with `num_rows` values per channel; see `record`.
-
-        The mean and the (biased) variance are those of each channel, (C,).
-        """
-        mean, variance = mean.double(), variance.double()
-        self.record(torch.stack((torch.full_like(mean, num_rows), mean, variance * num_rows)))
 
     @torch.no_grad()
     def record(self, moments: Tensor) -> None:
@@ -275,7 +269,8 @@ class PooledStatistics:
             (M, 3, channels) float64, with the channels of all norms side by side; zeros for
             micro-batches without samples, which are a step's last ones and never reach a norm.
         """
-        moments = torch.cat((self._no_channels, *self._pending), 2)  # also where there are no norms
+        # `cat` needs a tensor where the stages have no norms.
+        moments = torch.cat((self._no_channels, *self._pending), 2)
         if self.norms:
             _zero(self._pending)
             _zero(self._counts)

@@ -32,7 +32,7 @@ class Pointwise(nn.Module):
 
     @property
     def matrix(self) -> Tensor:
-        """What features are multiplied by, (C_out, C_in / groups)."""
+        """The matrix that features are multiplied by, (C_out, C_in / groups)."""
         matrix = self.weight.flatten(1)
         return matrix if self.factor == 1.0 else matrix * self.factor
 

@@ -17,14 +17,8 @@ WIDTH = 1024  # the hidden layer's channels
 class Readout(nn.Sequential):
     """Average the nodes, widen, norm, GELU, dropout, then the classes' logits.
 
-    Args:
-        channels: C, channels of the nodes.
-        num_classes: number of logits; 0 leaves the last layer out.
-        norm: normalisation of the hidden layer.
-        dropout: dropout rate before the last layer.
-        stream: stream number of the dropout mask.
-        pool: `avg` averages the nodes; an empty string gives every node its own logits.
-        hidden: channels of the hidden layer.
+    With 0 classes there is no last layer. If `pool` is empty instead of `avg`, every node gets its
+    own logits.
     """
 
     tokens: Tokens | None = None

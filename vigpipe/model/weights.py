@@ -308,18 +308,18 @@ def with_relative_positions(
     tables = {name for name in {*state, *model_state} if name.endswith(".relative_pos")}
     matched = {name: tensor for name, tensor in state.items() if name not in tables}
     for name in sorted(tables):
-        theirs = state.get(name)
-        if theirs is not None and name in model_state and not _is_table(theirs):
-            matched[name] = theirs  # `Differences` calls it misshapen
-        elif name in model_state:
+        if name not in model_state:
+            if not is_relative:
+                matched[name] = state[name]  # `Differences` calls it unexpected
+        elif name in state and not _is_table(state[name]):
+            matched[name] = state[name]  # `Differences` calls it misshapen
+        else:
             assert isinstance(model, VisionGnn)
             block = int(name.split(".")[1])
             grapher = model.get_submodule(name.removesuffix(".relative_pos"))
             assert isinstance(grapher, Grapher)
             grid = reduced(_grid_of(state, model), (2,) * model.specs[block].stage)
-            matched[name] = grapher.table_from(theirs, grid)
-        elif theirs is not None and not is_relative:
-            matched[name] = theirs
+            matched[name] = grapher.table_from(state.get(name), grid)
     return matched
 
 

@@ -51,7 +51,7 @@ class Columns(Protocol):
 
 
 class WideShare:
-    """What one rank has of the tensors of a model or of a part of it.
+    """One rank's part of the tensors of a model, or of a part of the model.
 
     Args:
         slicing: the model's table.

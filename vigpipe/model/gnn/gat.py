@@ -15,11 +15,11 @@ from vigpipe.model.keyed_dropout import ChannelDropout
 from vigpipe.model.slicing import Roles
 from vigpipe.ops.sparse_rows import linear
 
-SLOPE = 0.2  # the leaky ReLU's, in both papers
+SLOPE = 0.2  # slope of the leaky ReLU below 0, in both papers
 
 
 class AttentionLayer(GraphLayer):
-    """What both versions of graph attention have in common: softmax, dropout, weighted sum.
+    """The common part of both versions of graph attention: softmax, dropout, weighted sum.
 
     A node also attends to itself, through a self-loop. The results of the H heads, of c channels
     each, are side by side in the C' output channels.

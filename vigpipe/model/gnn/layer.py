@@ -17,12 +17,10 @@ from vigpipe.model.slicing import Roles, Side, Sides, bound
 from vigpipe.ops.adjacency import Adjacency
 from vigpipe.ops.masked import relu
 
-Activation = Callable[[Tensor], Tensor]
-
 
 @dataclass(frozen=True)
 class Setting:
-    """What every kind of layer has.
+    """The arguments that every kind of layer takes.
 
     Attributes:
         index: index of the layer, counted from 0, which its random masks depend on.
@@ -34,7 +32,7 @@ class Setting:
     index: int
     dropout: float
     norm: nn.Module
-    activation: Activation | None
+    activation: Callable[[Tensor], Tensor] | None
 
 
 class Relu(nn.Module):
@@ -115,22 +113,14 @@ class GraphLayer(nn.Module):
         """
         return None
 
-    def received(
-        self, messages: Tensor, own: AnyFeatures, adjacency: Adjacency, keys: Tensor | None
-    ) -> Tensor:
-        """Aggregate messages and update the nodes that they go to.
+    def received(self, messages: Tensor, own: AnyFeatures, adjacency: Adjacency) -> Tensor:
+        """Aggregate messages and update the nodes that they go to, in evaluation mode.
 
-        Args:
-            messages: what the n sources send, (n, M).
-            own: features of the m targets, (m, C), after dropout.
-            adjacency: edges from sources to targets.
-            keys: the nodes' keys, (n,); None in evaluation mode.
-
-        Returns:
-            New features of the targets, (m, C').
+        From the messages of n sources, (n, M), and the features of m targets, (m, C), it makes new
+        features, (m, C').
         """
         edges = self._edges(adjacency)
-        total = region("aggregation", self.aggregate, messages, own, edges, keys)
+        total = region("aggregation", self.aggregate, messages, own, edges, None)
         return region("update", self._finished, total, own, edges)
 
     def _edges(self, adjacency: Adjacency | Edges) -> Edges:
@@ -154,7 +144,11 @@ class GraphLayer(nn.Module):
     def aggregate(
         self, messages: Tensor, own: AnyFeatures, edges: Edges, keys: Tensor | None
     ) -> Tensor:
-        """Reduce what the edges bring; see `received`: (m, A)."""
+        """Reduce what the edges bring to the targets: (n, M) -> (m, A).
+
+        `own` are the features of the targets, (m, C), after dropout; `keys` are the keys of the
+        nodes, (n,), and None in evaluation mode.
+        """
         raise NotImplementedError
 
     def joined(self, x: AnyFeatures, own: AnyFeatures, edges: Edges) -> Tensor:
@@ -168,8 +162,7 @@ class GraphLayer(nn.Module):
     def update(self, total: Tensor, own: AnyFeatures) -> Tensor:
         """Make new features, (m, C'), before norm and activation.
 
-        `total` is the result of `aggregate`, (m, A); `own` are the features of the targets, (m, C),
-        after dropout.
+        `total` is the result of `aggregate`, (m, A).
         """
         raise NotImplementedError
 

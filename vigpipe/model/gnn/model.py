@@ -31,14 +31,8 @@ class GraphModel(StagedModel):
     Parameter names are those of torch-geometric's BasicGNN, apart from the norms', which are parts
     of their layers.
 
-    Args:
-        in_channels: channels of the graph's features.
-        width: channels between two layers.
-        num_classes: number of logits.
-        layers: the layers, in order.
-        heads: attention heads, which the width is divided among.
-
     Attributes:
+        width: channels between two layers, divided among the attention heads.
         decays: the layers whose weights decay: all, or the first.
     """
 
@@ -265,7 +259,7 @@ def _layer_in_chunks(layer: GraphLayer, x: AnyFeatures, adjacency: Adjacency, ch
         messages = in_chunks(lambda i, j: layer.messages(slice_rows(x, i, j)), len(x), chunk)
 
     def received(start: int, end: int) -> Tensor:
-        return layer.received(messages, slice_rows(x, start, end), adjacency.rows(start, end), None)
+        return layer.received(messages, slice_rows(x, start, end), adjacency.rows(start, end))
 
     return in_chunks(received, len(x), chunk)
 
