@@ -27,7 +27,7 @@ def _layer(in_channels: int, out_channels: int, norm: Norm) -> Layer:
 
 
 class Aggregator(nn.Module):
-    """A graph convolution.
+    """A graph convolution, from C channels to 2C.
 
     Attributes:
         channels: the side that each role stands for. The sides' groups are `x`, the channels of one

@@ -51,21 +51,12 @@ class ByColumns:
         *,
         estimate: bool = False,
     ) -> Tensor:
-        """Run stem, layers and readout, as far as they are present, on the nodes of a batch.
+        """Evaluate what is present on the nodes of a batch, as `GraphModel.forward` does.
 
-        Args:
-            x: the graph's features, (n, in_channels), if the stem is present; otherwise the rank's
-                columns of the previous stage's output, (n, d / m). With GCNII, these are its
-                columns of the features and of the first features, side by side.
-            adjacency: edges between these nodes, or the edges of each layer.
-            features: as for `GraphModel.by_layer`.
-            estimate: let every BatchNorm normalise with the statistics of these nodes, and record
-                them for `take_moments`.
-
-        Returns:
-            Logits, (n, num_classes), with the same bits on all ranks, if the readout is present;
-            otherwise the rank's columns of the input of the next stage. Both have only the rows of
-            the nodes that the edges of the last layer end in.
+        Between stages, x and the result are the rank's columns, (n, d / m); with GCNII, those of
+        the features and of the first features, side by side. Logits have the same bits on all
+        ranks. `features` are those of `GraphModel.by_layer`. With `estimate`, every BatchNorm
+        normalises with the statistics of these nodes, and records them for `take_moments`.
 
         Raises:
             ValueError: the adjacency is one of other nodes.
