@@ -13,7 +13,7 @@ from vigpipe.parallel.schedule import Pipeline
 
 
 class MergedImageModel:
-    """A rank's stages of the wide model, whose tensors have no values yet; see `job.job.Merged`."""
+    """A rank's stages of the wide model, whose tensors are empty; see `job.feed.Merged`."""
 
     def __init__(self, stages: Sequence[StagedModel], share: WideShare, pipeline: Pipeline) -> None:
         self._share, self._pipeline = share, pipeline
