@@ -13,7 +13,7 @@ from vigpipe.ops.call import call, dtype_name, num_threads, sizes
 
 _MODE_BITS = {"max": 1, "mean": 2, "max_mean": 3, "sum": 4}
 _WITH_SELF = 8
-_FEW = 256  # up to so many neighbours, the rank of one fits a byte
+_MOST_IN_BYTE = 256  # With at most so many neighbours, the rank of one fits a byte.
 
 
 def _computed_in(dtype: torch.dtype) -> torch.dtype:
@@ -21,24 +21,20 @@ def _computed_in(dtype: torch.dtype) -> torch.dtype:
 
 
 def _as(x: Tensor | None, dtype: torch.dtype) -> Any:  # noqa: ANN401
-    """Make a tensor contiguous and of a type, if there is one."""
+    """Return a tensor of a type and without gaps, or None for None."""
     return None if x is None else x.to(dtype).contiguous()
 
 
 def _wide(x: Tensor | None, like: Tensor) -> Any:  # noqa: ANN401
-    """Make a tensor contiguous and of the type that numbers like these are computed in."""
+    """Return a tensor of the type that numbers like these are computed in, or None for None."""
     return _as(x, _computed_in(like.dtype))
 
 
 def _kept(inner: torch.dtype, outer: torch.dtype) -> tuple[str, torch.dtype, torch.dtype]:
-    """Choose the types of numbers in which the C++ code reads and writes features.
-
-    Args:
-        inner: of the features that an operator takes.
-        outer: of what it gives.
+    """Choose how the C++ code reads features of type `inner` and writes others of type `outer`.
 
     Returns:
-        The name of the version, and the types that it takes in their place.
+        The suffix of the C++ function, and the two types that it takes in their place.
     """
     if inner == torch.bfloat16 and outer in (torch.bfloat16, torch.float32):
         name = "bfloat16" if outer == torch.bfloat16 else "bfloat16_float32"
@@ -50,19 +46,7 @@ def _kept(inner: torch.dtype, outer: torch.dtype) -> tuple[str, torch.dtype, tor
 def knn(
     x: Tensor, y: Tensor | None, bias: Tensor | None, k: int, dilation: int, loop: bool
 ) -> Tensor:
-    """Index the k nearest neighbours of every node, nearest first, as `vigpipe.ops.knn` describes.
-
-    Args:
-        x: nodes, (B, N, C).
-        y: candidates, (B, M, C); None for the nodes themselves.
-        bias: added to squared distances, (1, N, M) or (B, N, M); None for nothing.
-        k: neighbours per node.
-        dilation: keep every dilation-th of the k * dilation nearest.
-        loop: a node may be its own neighbour.
-
-    Returns:
-        (B, N, k) int64.
-    """
+    """Index the k nearest neighbours of every node, nearest first; see `vigpipe.ops.knn`."""
     num_images, num_nodes, num_channels = x.shape
     num_candidates = num_nodes if y is None else y.shape[1]
     graph = torch.empty(num_images, num_nodes, k, dtype=torch.int64)
@@ -88,19 +72,7 @@ def knn(
 def empty_aggregate(
     candidates: Tensor, graph: Tensor, mode: str, interleave: bool, has_backward: bool
 ) -> tuple[Tensor, Tensor]:
-    """Allocate what `aggregate` returns, with the dtype and on the device of the candidates.
-
-    Args:
-        candidates: (B, M, C).
-        graph: (B, N, K) int64.
-        mode: `max`, `mean`, `max_mean` or `sum`.
-        interleave: put the nodes themselves before the outputs.
-        has_backward: a backward will need the winners of maxima.
-
-    Returns:
-        The outputs, (B, N, C * outputs), and the winners, (B, N, C) uint8 or int32, or (0,) if they
-        are not needed.
-    """
+    """Allocate what `aggregate` returns, with the dtype and on the device of the candidates."""
     num_images, num_nodes, k = graph.shape
     num_channels = candidates.shape[2]
     num_outputs = (2 if mode == "max_mean" else 1) + interleave
@@ -109,7 +81,7 @@ def empty_aggregate(
         candidates.new_empty((num_images, num_nodes, num_channels * num_outputs)),
         candidates.new_empty(
             (num_images, num_nodes, num_channels) if has_winners else (0,),
-            dtype=torch.uint8 if k <= _FEW else torch.int32,
+            dtype=torch.uint8 if k <= _MOST_IN_BYTE else torch.int32,
         ),
     )
 
@@ -123,51 +95,27 @@ def aggregate(
     interleave: bool,
     has_backward: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Reduce the features of every node's neighbours, as `vigpipe.ops.aggregate` describes.
-
-    Args:
-        x: nodes, (B, N, C), subtracted from maximum and mean; None to subtract nothing.
-        y: candidates, (B, M, C); None for the nodes themselves.
-        graph: indices of each node's neighbours, (B, N, K) int64.
-        weights: weights of the edges in a sum, (B, N, K); None for ones.
-        mode: `max`, `mean`, `max_mean` or `sum`.
-        interleave: put x itself before the outputs.
-        has_backward: also return which neighbours attain a maximum.
+    """Reduce the features of every node's neighbours; see `vigpipe.ops.aggregate`.
 
     Returns:
         The outputs, (B, N, C * outputs), and the rank of the neighbour that attains the maximum,
-        (B, N, C), or (0,) if it is not needed.
+        (B, N, C) uint8 or int32; (0,) if there is no maximum or no backward.
 
     Raises:
         IndexError: the graph has an index that no candidate has.
     """
     candidates = x if y is None else y
     assert candidates is not None
-    (num_images, num_candidates, num_channels), (num_nodes, k) = candidates.shape, graph.shape[1:]
     name, kept, _ = _kept(candidates.dtype, candidates.dtype)
     others = _as(candidates, kept)
     out, winners = empty_aggregate(others, graph, mode, interleave, has_backward)
     if out.numel():
-        _check(graph, num_candidates)
-        shape = sizes(num_images, num_nodes, num_candidates, num_channels, k)
-        is_relative = x is not None and mode != "sum"
+        _check(graph, candidates.shape[1])
+        inputs = (_as(x, kept), others, graph.contiguous(), _wide(weights, candidates))
         chosen = winners if winners.numel() else None
-        arguments = (
-            _as(x, kept),
-            others,
-            graph.contiguous(),
-            _wide(weights, candidates),
-            out,
-            chosen,
-            *shape,
-        )
-        call(
-            f"aggregate_{name}_{'uint8' if k <= _FEW else 'int32'}",
-            *arguments,
-            _MODE_BITS[mode] + _WITH_SELF * interleave,
-            int(is_relative),
-            num_threads(graph.numel() * num_channels // 4),
-        )
+        is_relative = x is not None and mode != "sum"
+        shape_and_mode = _shape_and_mode(candidates, graph, mode, interleave, is_relative)
+        call(f"aggregate_{name}_{_rank_type(graph)}", *inputs, out, chosen, *shape_and_mode)
     return out.to(candidates.dtype), winners
 
 
@@ -181,17 +129,7 @@ def aggregate_backward(
     mode: str,
     interleave: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Compute the gradients of `aggregate`.
-
-    Args:
-        grad: gradient of the outputs, (B, N, C * outputs).
-        x: nodes, (B, N, C), subtracted from maximum and mean; None to subtract nothing.
-        y: candidates, (B, M, C); None for the nodes themselves.
-        graph: indices of each node's neighbours, (B, N, K) int64.
-        winners: the second result of `aggregate`.
-        weights: weights of the edges in a sum, (B, N, K); None for ones.
-        mode: `max`, `mean`, `max_mean` or `sum`.
-        interleave: put x itself before the outputs.
+    """Compute the gradients of `aggregate`, whose second result is `winners`.
 
     Returns:
         Gradients of x, y and weights, None for what is None. Without y, the gradient of x includes
@@ -199,7 +137,6 @@ def aggregate_backward(
     """
     candidates = x if y is None else y
     assert candidates is not None
-    (num_images, num_candidates, num_channels), (num_nodes, k) = candidates.shape, graph.shape[1:]
     name, kept, _ = _kept(candidates.dtype, candidates.dtype)
     others = _as(candidates, kept)
     make = torch.empty if grad.numel() else torch.zeros
@@ -207,24 +144,35 @@ def aggregate_backward(
     d_y, wide = make(others.shape, dtype=kept), _wide(weights, candidates)
     d_weights = None if wide is None else torch.zeros_like(wide)
     if grad.numel():
-        shape = sizes(num_images, num_nodes, num_candidates, num_channels, k)
-        is_relative = x is not None and mode != "sum"
         chosen = winners if winners.numel() else None
-        inputs = (_as(grad, kept), others, graph.contiguous(), chosen, wide, d_x, d_y)
-        call(
-            f"aggregate_backward_{name}_{'uint8' if k <= _FEW else 'int32'}",
-            *inputs,
-            d_weights,
-            *shape,
-            _MODE_BITS[mode] + _WITH_SELF * interleave,
-            int(is_relative),
-            num_threads(graph.numel() * num_channels // 4),
-        )
+        inputs = (_as(grad, kept), others, graph.contiguous(), chosen, wide)
+        results = (d_x, d_y, d_weights)
+        is_relative = x is not None and mode != "sum"
+        shape_and_mode = _shape_and_mode(candidates, graph, mode, interleave, is_relative)
+        function = f"aggregate_backward_{name}_{_rank_type(graph)}"
+        call(function, *inputs, *results, *shape_and_mode)
     d_y_narrow = d_y.to(candidates.dtype)
     narrow = None if d_weights is None or weights is None else d_weights.to(weights.dtype)
     if y is None:
         return d_y_narrow, None, narrow
     return None if d_x is None or x is None else d_x.to(x.dtype), d_y_narrow, narrow
+
+
+def _rank_type(graph: Tensor) -> str:
+    return "uint8" if graph.shape[2] <= _MOST_IN_BYTE else "int32"
+
+
+def _shape_and_mode(
+    candidates: Tensor, graph: Tensor, mode: str, interleave: bool, is_relative: bool
+) -> tuple[Any, ...]:
+    """Return the last arguments of the C++ functions: sizes, outputs and number of threads."""
+    (num_images, num_candidates, num_channels), (num_nodes, k) = candidates.shape, graph.shape[1:]
+    return (
+        *sizes(num_images, num_nodes, num_candidates, num_channels, k),
+        _MODE_BITS[mode] + _WITH_SELF * interleave,
+        int(is_relative),
+        num_threads(graph.numel() * num_channels // 4),
+    )
 
 
 def _check(graph: Tensor, num_candidates: int) -> None:
@@ -246,23 +194,7 @@ def norm(
     gelu: bool,
     before: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Apply BatchNorm, then GELU and a residual, as `vigpipe.ops.norm` describes.
-
-    Args:
-        x: features, (B, ..., C).
-        weight: the norm's weight, (C,).
-        bias: the norm's bias, (C,).
-        residual: tensor of x's shape that is added last; None for nothing.
-        sample_scale: (B,) factors that samples are multiplied by before the residual is added; None
-            for 1.
-        eps: added to the variance.
-        gelu: apply GELU after the norm.
-        before: (C,), that gets a gradient of zeros; None for nothing.
-
-    Returns:
-        The result, of x's shape, and the mean and the biased variance of every channel, each (C,)
-        float64.
-    """
+    """Apply BatchNorm, then GELU and a residual; see `vigpipe.ops.norm`."""
     rows, num_channels = x.numel() // x.shape[-1], x.shape[-1]
     dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
     name, inner, outer = _kept(x.dtype, dtype)
@@ -298,21 +230,9 @@ def norm_backward(
     eps: float,
     gelu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of `norm`; that of the residual is `grad` itself.
+    """Compute the gradients of `norm` for x, weight and bias; the residual's is `grad` itself.
 
-    Args:
-        grad: gradient of the result, (B, ..., C).
-        x: features, (B, ..., C).
-        weight: the norm's weight, (C,).
-        bias: the norm's bias, (C,).
-        sample_scale: (B,) factors of the samples; None for 1.
-        mean: mean of every channel, (C,) float64, from `norm`.
-        variance: biased variance of every channel, (C,) float64, from `norm`.
-        eps: added to the variance.
-        gelu: whether GELU follows the norm.
-
-    Returns:
-        Gradients of x, weight and bias.
+    Mean and biased variance, (C,) float64, are the results of `norm`.
     """
     rows, num_channels = x.numel() // x.shape[-1], x.shape[-1]
     name, inner, outer = _kept(x.dtype, grad.dtype)
@@ -339,58 +259,27 @@ def norm_backward(
 
 
 def grouped(x: Tensor, weight: Tensor, groups: int) -> Tensor:
-    """Multiply each group of channels by its own matrix, as `vigpipe.ops.grouped` describes.
-
-    Args:
-        x: rows of features, (R, C_in).
-        weight: (C_out, C_in / groups).
-        groups: number of groups.
-
-    Returns:
-        (R, C_out).
-    """
+    """Multiply each group of channels by its own matrix; see `vigpipe.ops.grouped`."""
     y = x.new_empty(len(x), len(weight))
     by_group = zip(x.chunk(groups, 1), weight.chunk(groups), y.chunk(groups, 1), strict=True)
-    for rows, matrix, to in by_group:
-        torch.mm(rows, matrix.T, out=to)
+    for x_group, matrix, y_group in by_group:
+        torch.mm(x_group, matrix.T, out=y_group)
     return y
 
 
 def grouped_backward(grad: Tensor, x: Tensor, weight: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Compute the gradients of `grouped`.
-
-    Args:
-        grad: gradient of the result, (R, C_out).
-        x: rows of features, (R, C_in).
-        weight: (C_out, C_in / groups).
-        groups: number of groups.
-
-    Returns:
-        Gradients of x and weight.
-    """
+    """Compute the gradients of `grouped` for x and weight."""
     d_x, d_weight = torch.empty(x.shape, dtype=x.dtype), torch.empty_like(weight)
-    columns, parts = (grad, x, d_x), (weight, d_weight)
-    by_group = zip(
-        *(t.chunk(groups, 1) for t in columns), *(t.chunk(groups) for t in parts), strict=True
-    )
-    for of_result, rows, to_rows, matrix, to_matrix in by_group:
-        torch.mm(of_result, matrix, out=to_rows)
-        torch.mm(of_result.T, rows, out=to_matrix)
+    features = (t.chunk(groups, 1) for t in (grad, x, d_x))
+    weights = (t.chunk(groups) for t in (weight, d_weight))
+    for dy, x_group, dx, matrix, d_matrix in zip(*features, *weights, strict=True):
+        torch.mm(dy, matrix, out=dx)
+        torch.mm(dy.T, x_group, out=d_matrix)
     return d_x, d_weight
 
 
 def hidden(x: Tensor, first: Tensor, bias: Tensor, second: Tensor) -> Tensor:
-    """Compute gelu(x first + bias) second^T, as `vigpipe.ops.hidden` describes.
-
-    Args:
-        x: rows of features, (R, F).
-        first: weights of the hidden layer, (F, H).
-        bias: bias of the hidden layer, (H,).
-        second: weights of the output layer, (O, H).
-
-    Returns:
-        (R, O).
-    """
+    """Compute gelu(x first + bias) second^T; see `vigpipe.ops.hidden`."""
     rows, width = x.shape[0], first.shape[1]
     y = x.new_empty(rows, second.shape[0])
     name = f"hidden_{x.shape[1]}_{dtype_name(x)}"
@@ -402,18 +291,7 @@ def hidden(x: Tensor, first: Tensor, bias: Tensor, second: Tensor) -> Tensor:
 def hidden_backward(
     grad: Tensor, x: Tensor, first: Tensor, bias: Tensor, second: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute the gradients of `hidden`.
-
-    Args:
-        grad: gradient of the result, (R, O).
-        x: rows of features, (R, F).
-        first: weights of the hidden layer, (F, H).
-        bias: bias of the hidden layer, (H,).
-        second: weights of the output layer, (O, H).
-
-    Returns:
-        Gradients of x, first, bias and second.
-    """
+    """Compute the gradients of `hidden` for x, first, bias and second."""
     inputs = [t.contiguous() for t in (grad, x, first, bias, second)]
     grads = [torch.empty_like(t) for t in inputs[1:]]
     shape = sizes(x.shape[0], first.shape[1])
@@ -437,13 +315,14 @@ def folded(
     height: int,
     width: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute what `vigpipe.ops.folded.trained` describes.
+    """Compute what `vigpipe.ops.folded.trained` describes, for 3 channels of x and of the result.
 
     Args:
         x: nodes, (B, N, 3).
-        total: sums of the neighbours, (B, N, 3); None without a convolution.
-        weight: of the Linear, (H, 3).
-        bias: of the Linear, (H,).
+        total: sums of the neighbours, (B, N, 3). Without a convolution, this and the tensors of the
+            convolution are None, and height and width are 0.
+        weight: weight of the Linear, (H, 3).
+        bias: bias of the Linear, (H,).
         scale: the norm's weight, (H,).
         shift: the norm's bias, (H,).
         eps: added to the variance.
@@ -451,8 +330,8 @@ def folded(
         conv_bias: the convolution's bias, (H,).
         root: the convolution's weights of the nodes, (H, H).
         second: weights of the output layer, (3, H).
-        height: rows of the grid of nodes; 0 without a convolution.
-        width: columns of the grid of nodes; 0 without a convolution.
+        height: rows of the grid of nodes.
+        width: columns of the grid of nodes.
 
     Returns:
         The result, (B, N, 3); what the norm counts, (3, H) float64; and for the backward mean and
@@ -500,24 +379,7 @@ def folded_backward(
     first: Tensor,
     first_bias: Tensor,
 ) -> tuple[Tensor | None, ...]:
-    """Compute the gradients of `folded`.
-
-    Args:
-        grad: gradient of the result, (B, N, 3).
-        x: as in `folded`, like the ones that follow.
-        total: None without a convolution.
-        weight: (H, 3).
-        scale: (H,).
-        shift: (H,).
-        eps: added to the variance.
-        rel: (H, H).
-        root: (H, H).
-        second: (3, H).
-        height: rows of the grid.
-        width: columns of the grid.
-        moments: from `folded`, (4, 3) float64.
-        first: from `folded`, (F, H).
-        first_bias: from `folded`, (H,).
+    """Compute the gradients of `folded`; moments, first and first_bias are results of it.
 
     Returns:
         Gradients of x, total, weight, bias, scale, shift, rel, conv_bias, root and second, None for
@@ -544,17 +406,7 @@ def folded_backward(
 
 
 def lanes_at_least(rows: Tensor, first: int, num: int, threshold: int) -> Tensor:
-    """Compare lanes of hashes with a threshold, as `vigpipe.ops.splitmix` describes.
-
-    Args:
-        rows: numbers of the rows, (B,) int64.
-        first: counter of channels 0 to 3.
-        num: C, number of channels.
-        threshold: from -2^15 to 2^15 - 1.
-
-    Returns:
-        (B, C) bool.
-    """
+    """Compare lanes of hashes with a threshold; see `vigpipe.ops.splitmix.lanes_at_least`."""
     kept = rows.new_empty(len(rows), num, dtype=torch.bool)
     shape = sizes(first, threshold, len(rows), num)
     call("lanes_at_least", rows.contiguous(), kept, *shape, num_threads(kept.numel()))
@@ -562,18 +414,7 @@ def lanes_at_least(rows: Tensor, first: int, num: int, threshold: int) -> Tensor
 
 
 def dropped(x: Tensor, rows: Tensor, first: int, threshold: int, scale: float) -> Tensor:
-    """Multiply by `scale` or by 0, as `vigpipe.ops.masked` describes.
-
-    Args:
-        x: (B, C) float32 or float64.
-        rows: numbers of the rows, (B,) int64.
-        first: counter of channels 0 to 3.
-        threshold: of a lane that is kept.
-        scale: factor of what is kept.
-
-    Returns:
-        (B, C).
-    """
+    """Multiply by `scale` or by 0; see `vigpipe.ops.masked.dropped`."""
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     shape, threads = sizes(first, threshold, *x.shape), num_threads(x.numel())
     name = f"dropped_{dtype_name(x)}"
@@ -582,14 +423,9 @@ def dropped(x: Tensor, rows: Tensor, first: int, threshold: int, scale: float) -
 
 
 def relu(x: Tensor, y: Tensor) -> Tensor:
-    """Compute max(x, 0), and which numbers are above 0.
+    """Write max(x, 0) to y, which is contiguous and may be x; return which numbers are above 0.
 
-    Args:
-        x: float32 or float64.
-        y: contiguous, where the maxima are to be; may be x.
-
-    Returns:
-        The bits, eight in each byte.
+    Each byte of the result holds the bits of eight numbers.
     """
     bits = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8)
     shape, threads = sizes(x.numel()), num_threads(x.numel())
@@ -598,15 +434,7 @@ def relu(x: Tensor, y: Tensor) -> Tensor:
 
 
 def relu_backward(grad: Tensor, bits: Tensor) -> Tensor:
-    """Compute the gradient of `relu`.
-
-    Args:
-        grad: gradient of the maxima.
-        bits: the second result of `relu`.
-
-    Returns:
-        A tensor of the gradient's shape.
-    """
+    """Compute the gradient of `relu`, which returned the bits."""
     d_x = torch.empty_like(grad, memory_format=torch.contiguous_format)
     shape, threads = sizes(grad.numel()), num_threads(grad.numel())
     call(f"relu_backward_{dtype_name(grad)}", grad.contiguous(), bits, d_x, *shape, threads)
