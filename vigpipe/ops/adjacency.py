@@ -40,14 +40,11 @@ class Adjacency:
         num_sources: n, number of nodes that edges may come from; by default m, all nodes. If there
             are more, the first m of them are the nodes that edges end in.
 
-    Attributes:
-        has_edge_factors: whether weights of edges have factors that do not follow from degrees.
-
     Raises:
         ValueError: these are not the rows of a graph.
     """
 
-    has_edge_factors = False
+    has_edge_factors = False  # whether weights of edges have factors that no degrees give
 
     def __init__(self, indptr: Tensor, indices: Tensor, num_sources: int | None = None) -> None:
         self._keep(indptr, indices, num_sources)
@@ -73,7 +70,7 @@ class Adjacency:
 
     @classmethod
     def unchecked(cls, indptr: Tensor, indices: Tensor, num_sources: int) -> "Adjacency":
-        """Return a graph of rows that are known to be right; see the class."""
+        """Return a graph of rows that are known to be right."""
         adjacency = cls.__new__(cls)
         adjacency._keep(indptr, indices, num_sources)
         return adjacency
@@ -111,9 +108,6 @@ class Adjacency:
 
     @cached_property
     def _with_loops(self) -> "Adjacency":
-        return self._make_with_loops()
-
-    def _make_with_loops(self) -> "Adjacency":
         indptr, indices, _ = self._looped()
         return Adjacency(indptr, indices, self.num_sources)
 
@@ -126,13 +120,13 @@ class Adjacency:
         torch.cumsum(is_missing, 0, out=added[1:])
         # An edge moves by the loops of earlier rows, and by that of its own row if it comes after.
         is_after = is_missing[self.targets] & (self.indices > self.targets)
-        places = torch.arange(self.num_edges, device=self.indptr.device)
-        places += added[self.targets] + is_after
+        positions = torch.arange(self.num_edges, device=self.indptr.device)
+        positions += added[self.targets] + is_after
         indptr = self.indptr + added
         nodes = torch.arange(self.num_targets, device=self.indptr.device)
         indices = nodes.repeat_interleave(indptr.diff())
-        indices[places] = self.indices
-        return indptr, indices, places
+        indices[positions] = self.indices
+        return indptr, indices, positions
 
     def weights(self, kind: Kind, dtype: torch.dtype, transposed: bool = False) -> Tensor:
         """Return constant weights of all edges, (e,), computed in float64.
@@ -160,13 +154,7 @@ class Adjacency:
         return weights if of_sources is None else weights * of_sources[self.indices]
 
     def factors(self, kind: Kind, dtype: torch.dtype, transposed: bool = False) -> Factors:
-        """Return factors whose product is the weight of an edge; see `weights`.
-
-        Args:
-            kind: as for `weights`.
-            dtype: type of the factors.
-            transposed: for the transposed graph.
-        """
+        """Return factors whose product is the weight of an edge; see `weights`."""
         if self.has_edge_factors:
             return Factors(of_edges=self.weights(kind, dtype, transposed))
         key = (kind, dtype)
@@ -208,17 +196,11 @@ class Adjacency:
         return x if self.num_targets == self.num_sources else x[: self.num_targets]
 
     def of_layer(self, index: int) -> "Adjacency":
-        """Return the edges of a layer, of which the first has index 0: all take the same ones."""
+        """Return the edges of a layer, the first of which has index 0: all take the same edges."""
         return self
 
     def suits(self, num_nodes: int, layer: int, num_layers: int) -> bool:
-        """Whether these are edges of so many nodes, for a model with so many layers.
-
-        Args:
-            num_nodes: that a layer can take.
-            layer: index of this layer.
-            num_layers: of the model.
-        """
+        """Tell whether a layer of a model, which takes so many nodes, can use these edges."""
         return {self.num_targets, self.num_sources} == {num_nodes}
 
     def to(self, device: torch.device | str) -> "Adjacency":
@@ -229,13 +211,7 @@ class Adjacency:
 
 
 class Rows(Adjacency):
-    """The edges that end in some nodes of a graph; see `Adjacency.rows`.
-
-    Args:
-        whole: the graph.
-        start: the first of the nodes, which has number 0 among the targets here.
-        end: the node after the last.
-    """
+    """The edges that end in nodes start ... end - 1 of a graph; target 0 here is node `start`."""
 
     def __init__(self, whole: Adjacency, start: int, end: int) -> None:
         self.whole, self.start, self.end = whole, start, end
@@ -270,11 +246,11 @@ class Rows(Adjacency):
 
 
 class Excerpt(Adjacency):
-    """Edges from a larger graph, with the weights that they have there: degrees are its.
+    """Edges from a larger graph, with the weights that they have there.
 
     Args:
-        indptr: as of an Adjacency.
-        indices: as of an Adjacency.
+        indptr: as in an `Adjacency`.
+        indices: as in an `Adjacency`.
         degrees: (n,) int64, the edges that end in each of the sources in the larger graph.
         loop_degrees: (n,) int64, the same with a self-loop at every node.
     """
@@ -285,7 +261,8 @@ class Excerpt(Adjacency):
         super().__init__(indptr, indices, len(degrees))
         self.degrees, self.loop_degrees = degrees, loop_degrees
 
-    def _make_with_loops(self) -> "Excerpt":
+    @cached_property
+    def _with_loops(self) -> "Excerpt":
         indptr, indices, _ = self._looped()
         return Excerpt(indptr, indices, self.loop_degrees, self.loop_degrees)
 
@@ -304,17 +281,10 @@ class Excerpt(Adjacency):
 class Sampled(Excerpt):
     """Edges that were sampled from a larger graph, with weights that make up for the others.
 
-    A weight is that of the larger graph, times a factor of the edge: the factors are such that a
-    sum over the sampled edges has the expected value of the sum over all edges. The self-loops of
-    `with_loops` have the factor 1. What has no such weights, the maximum and attention, takes the
-    edges that were sampled as if there were no others.
-
-    Args:
-        indptr: as of an Adjacency.
-        indices: as of an Adjacency.
-        edge_factors: (e,) float64.
-        degrees: as of an Excerpt.
-        loop_degrees: as of an Excerpt.
+    A weight is that of the larger graph, times a factor of the edge, (e,) float64. The factors are
+    such that a sum over the sampled edges has the expected value of the sum over all edges. The
+    self-loops of `with_loops` have the factor 1. The maximum and attention have no such weights,
+    and take the sampled edges as if there were no others.
     """
 
     has_edge_factors = True
@@ -332,10 +302,11 @@ class Sampled(Excerpt):
             raise ValueError(f"{len(edge_factors)} factors for {self.num_edges} edges")
         self.edge_factors = edge_factors
 
-    def _make_with_loops(self) -> "Sampled":
-        indptr, indices, places = self._looped()
+    @cached_property
+    def _with_loops(self) -> "Sampled":
+        indptr, indices, positions = self._looped()
         factors = self.edge_factors.new_ones(len(indices))
-        factors[places] = self.edge_factors.masked_fill(self.indices == self.targets, 1.0)
+        factors[positions] = self.edge_factors.masked_fill(self.indices == self.targets, 1.0)
         return Sampled(indptr, indices, factors, self.loop_degrees, self.loop_degrees)
 
     def _weights_in_float64(self, kind: Kind) -> Tensor:
@@ -354,11 +325,8 @@ class Layered:
 
     Each layer makes features of fewer nodes, which are the first of those that it takes.
 
-    Args:
-        layers: the edges of each layer; what one ends in are the nodes that the next one takes.
-
     Raises:
-        ValueError: they are not.
+        ValueError: what the edges of a layer end in are not the nodes that the next one takes.
     """
 
     def __init__(self, layers: Sequence[Adjacency]) -> None:
@@ -373,11 +341,11 @@ class Layered:
                 )
 
     def of_layer(self, index: int) -> Adjacency:
-        """Return the edges of a layer, of which the first has index 0."""
+        """Return the edges of a layer, the first of which has index 0."""
         return self.layers[index]
 
     def suits(self, num_nodes: int, layer: int, num_layers: int) -> bool:
-        """Whether these are edges of so many nodes, or the first of them; see `Adjacency.suits`."""
+        """Tell whether these are edges of so many nodes, or of the first of them."""
         if num_layers != len(self.layers):
             return False
         return self.layers[layer].num_sources <= num_nodes <= self.num_sources
