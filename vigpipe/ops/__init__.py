@@ -24,7 +24,7 @@ from vigpipe.ops.self_check import kind_of, problem
 
 ON_GPU = ("knn", "aggregate", "csr")  # operators that have a version in Triton
 _MOST_ON_GPU = 256  # neighbours whose keys fit registers, and whose rank fits a byte, in Triton
-_versions: dict[tuple[str, int | None, str], str] = {}  # by type and index of device, and operator
+_versions: dict[tuple[str, int | None, str], str] = {}  # by device type, device index and operator
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -121,16 +121,7 @@ def neighbours(
     *,
     fused: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Make a kNN graph and aggregate over it.
-
-    Args:
-        x: nodes, (B, N, C).
-        y: candidates, (B, M, C); None for the nodes themselves.
-        bias: added to squared distances, (1, N, M) or (B, N, M).
-        k: neighbours per node.
-        dilation: keep every dilation-th of the k * dilation nearest.
-        mode: how neighbours are reduced, as in `aggregate`.
-        fused: use the fused operators where there are any.
+    """Make a kNN graph and aggregate over it; see `knn` and `aggregate`.
 
     Returns:
         The graph, (B, N, k) int64, and the aggregate, (B, N, C), or (B, N, 2C) for `max_mean`.
@@ -223,12 +214,9 @@ def hidden(x: Tensor, first: Tensor, bias: Tensor, second: Tensor, *, fused: boo
 
 
 def is_fused(x: Tensor, name: str, num_neighbours: int = 0) -> bool:
-    """Tell whether there is a fused operator for a tensor; when exporting to ONNX there is none.
+    """Tell whether there is a fused operator for its input x; when exporting to ONNX there is none.
 
-    Args:
-        x: the operator's input.
-        name: name of the operator.
-        num_neighbours: number of neighbours per node that it ranks or reduces.
+    It may depend on the number of neighbours of a node that the operator ranks or reduces.
     """
     if torch.onnx.is_in_onnx_export() or x.is_meta or x.dtype not in _FLOATS:
         return False
@@ -254,7 +242,7 @@ def _version(device_type: str, index: int | None, name: str, is_fake: bool) -> s
         found = _find_version(device_type, name)
         if found == "Triton":
             if is_fake or not _can_compute():
-                return found  # without a comparison, which is left to a later call
+                return found  # A later call compares.
             found = "" if problem(name, torch.device(device_type, index or 0)) else found
         _versions[key] = found
     return _versions[key]
@@ -279,7 +267,7 @@ def _find_version(device_type: str, name: str) -> str:
 
 
 def _can_compute() -> bool:
-    """Tell whether a kernel that runs on the GPU now would run, and its result could be read."""
+    """Tell whether a kernel would run on the GPU now, and its result could be read."""
     if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
         return False  # torch.export traces with tensors that hide fake ones
     return torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing()

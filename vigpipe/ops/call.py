@@ -13,25 +13,20 @@ _GRAIN = 1 << 15  # numbers that a thread should have at least, as in torch
 
 
 def is_traced(x: Tensor) -> bool:
-    """Whether a compiler looks on, or a tensor has no data: what is no operator of torch fails."""
+    """Tell whether only operators of torch can be called: a compiler traces, or x has no data."""
     return isinstance(x, FakeTensor) or torch.compiler.is_compiling()
 
 
 def can_call(x: Tensor) -> bool:
-    """Whether the library's functions can be called with a tensor."""
+    """Tell whether the library's functions can be called with a tensor."""
     return x.device.type == "cpu" and not is_traced(x) and library().functions is not None
 
 
 def call(name: str, *arguments: Any) -> int:  # noqa: ANN401
-    """Call a function, whose name is that of the library without `vigpipe_`.
+    """Call the C++ function `vigpipe_{name}`, and return its result, which mostly has no meaning.
 
-    Args:
-        name: of the function.
-        arguments: contiguous tensors, of which it gets the address, None for a null pointer, floats
-            as double, int as int, and what `sizes` returns.
-
-    Returns:
-        What the function returns, which for most has no meaning.
+    A contiguous tensor is passed as its address, None as a null pointer, a float as double, an int
+    as int, and what `sizes` returns as int64_t.
     """
     functions = library().functions
     assert functions is not None
@@ -45,12 +40,12 @@ def _passed(argument: Any) -> Any:  # noqa: ANN401
 
 
 def sizes(*numbers: int) -> tuple[ctypes.c_int64, ...]:
-    """Return numbers that a function takes as int64_t."""
+    """Convert numbers to int64_t, for `call`."""
     return tuple(map(ctypes.c_int64, numbers))
 
 
 def dtype_name(x: Tensor) -> str:
-    """Name the version of a function that takes such numbers."""
+    """Name the version of a function that takes numbers of x's type."""
     return "float64" if x.dtype == torch.float64 else "float32"
 
 

@@ -38,11 +38,9 @@ _is_silent = False
 
 @dataclass(frozen=True)
 class Library:
-    """The loaded operators, or the reason why there are none.
+    """The loaded operators, or None if the plain versions have to be used.
 
-    Attributes:
-        functions: the loaded library; None if the plain versions have to be used.
-        reason: which library was loaded, or why none was, in one sentence.
+    The reason says in one sentence which library was loaded, or why none was.
     """
 
     functions: ctypes.CDLL | None

@@ -12,19 +12,14 @@ from torch import Tensor
 
 from vigpipe.ops.call import call, can_call, num_threads, sizes
 
-_MANY = 1 << 14  # numbers, of which a pass takes longer than the call of a C++ function
+_MANY = 1 << 14  # For so many numbers, a pass takes longer than the call of a C++ function.
 
 
 class DoubleSum:
-    """A sum of a parameter's gradients in float64.
+    """A sum of a parameter's gradients in float64, which is kept in `total`, a contiguous tensor.
 
-    It holds the terms exactly unless one is about 2^25 times smaller than another.
-
-    Args:
-        total: where the sum is kept, contiguous.
-
-    Attributes:
-        is_empty: nothing has been added yet, and `total` holds anything.
+    It holds the terms exactly unless one is about 2^25 times smaller than another. While
+    `is_empty`, nothing has been added, and `total` holds anything.
     """
 
     def __init__(self, total: Tensor) -> None:
@@ -61,7 +56,7 @@ class DoubleSum:
     def end(self) -> None:
         """End the sum: from now on `total` holds it."""
         if self._factors:
-            lefts, rights = (torch.stack(own) for own in zip(*self._factors, strict=True))
+            lefts, rights = map(torch.stack, zip(*self._factors, strict=True))
             shape = sizes(len(lefts), *self.total.shape)
             threads = num_threads(self.total.numel() * len(lefts))
             call("add_products", lefts, rights, self.total, *shape, int(self.is_empty), threads)
@@ -74,11 +69,8 @@ class DoubleSum:
 class PairSum:
     """A sum of float64 gradients in pairs of float64, by Knuth's TwoSum.
 
-    The Art of Computer Programming, volume 2, section 4.2.2.
-
-    Args:
-        high: where the sum is kept.
-        low: where the rest is kept that `high` has no digits for.
+    `low` keeps what `high` has no digits for. The Art of Computer Programming, volume 2, section
+    4.2.2.
     """
 
     def __init__(self, high: Tensor, low: Tensor) -> None:
@@ -100,9 +92,9 @@ class PairSum:
         """End the sum."""
 
 
-def offer(parameter: Tensor, own: DoubleSum) -> None:
+def offer(parameter: Tensor, double_sum: DoubleSum) -> None:
     """Let backwards add to a parameter's sum, until `withdraw`."""
-    parameter.double_sum = own  # pyright: ignore[reportAttributeAccessIssue]
+    parameter.double_sum = double_sum  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def withdraw(parameter: Tensor) -> None:

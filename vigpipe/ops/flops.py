@@ -40,9 +40,8 @@ def _hidden_backward_flops(
     second: Sequence[int],
     **_: object,
 ) -> int:
-    return (
-        2 * x[0] * first[1] * (3 * first[0] + 2 * second[0])
-    )  # the hidden layer is computed again
+    # The backward computes the hidden layer again.
+    return 2 * x[0] * first[1] * (3 * first[0] + 2 * second[0])
 
 
 def _folded_flops(

@@ -20,20 +20,12 @@ from vigpipe import ops
 
 @dataclass(frozen=True)
 class Norm:
-    """A Linear from C to H channels and the BatchNorm after it.
+    """A Linear from C to H channels, and the BatchNorm after it with its scale and shift."""
 
-    Attributes:
-        weight: of the Linear, (H, C).
-        bias: of the Linear, (H,).
-        scale: the norm's weight, (H,).
-        shift: the norm's bias, (H,).
-        eps: added to the variance.
-    """
-
-    weight: Tensor
-    bias: Tensor
-    scale: Tensor
-    shift: Tensor
+    weight: Tensor  # (H, C)
+    bias: Tensor  # (H,)
+    scale: Tensor  # (H,)
+    shift: Tensor  # (H,)
     eps: float
 
 
@@ -41,18 +33,14 @@ class Norm:
 class Convolution:
     """rel * (sum of the neighbours) + bias + root * x, on a grid of nodes.
 
-    Attributes:
-        rel: (H, H).
-        bias: (H,).
-        root: (H, H).
-        total: sum of the 8 neighbours of every node before the Linear, (B, N, C).
-        grid: height and width in nodes.
+    The sum of the 8 neighbours of every node before the Linear is `total`; the grid has a height
+    and a width in nodes.
     """
 
-    rel: Tensor
-    bias: Tensor
-    root: Tensor
-    total: Tensor
+    rel: Tensor  # (H, H)
+    bias: Tensor  # (H,)
+    root: Tensor  # (H, H)
+    total: Tensor  # (B, N, C)
     grid: tuple[int, int]
 
 
@@ -99,18 +87,9 @@ def trained(
 def evaluated(
     x: Tensor, norm: Norm, conv: Convolution | None, second: Tensor, mean: Tensor, variance: Tensor
 ) -> Tensor:
-    """Compute gelu(conv(norm(x))) second^T with given statistics; see `trained`.
+    """Compute gelu(conv(norm(x))) second^T, (B, N, O), with given statistics; see `trained`.
 
-    Args:
-        x: nodes, (B, N, C).
-        norm: the first layer, and what its norm has learned.
-        conv: a graph convolution between the norm and GELU; None for none.
-        second: weights of the output layer, (O, H).
-        mean: of each hidden channel, (H,).
-        variance: of each hidden channel, (H,).
-
-    Returns:
-        (B, N, O).
+    Mean and variance are those of each hidden channel, (H,).
     """
     scale = norm.scale * torch.rsqrt(variance.double() + norm.eps)
     first = (norm.weight.double() * scale.unsqueeze(1)).T

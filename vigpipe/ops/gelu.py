@@ -12,10 +12,9 @@ from vigpipe.ops.call import call, can_call, num_threads, sizes
 
 
 def gelu_(x: Tensor) -> Tensor:
-    """Apply GELU to numbers without gaps between them, whatever their order, and return them.
+    """Apply GELU to x and return it; x is changed in place where there is a C++ version for it.
 
-    Args:
-        x: of any shape; it is changed where there is a C++ version for it.
+    Its numbers must have no gaps between them, but may be in any order.
     """
     if x.dtype != float32 or not can_call(x) or x.untyped_storage().nbytes() != 4 * x.numel():
         return F.gelu(x)

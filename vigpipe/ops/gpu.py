@@ -157,7 +157,7 @@ def _aggregate_kernel(
         tl.store(out + at * 3 + 1, best - own, mask=mask)
         tl.store(out + at * 3 + 2, output, mask=mask)
     elif MODE == "max_mean" or WITH_SELF:
-        pair = tl.join(own if WITH_SELF else best - own, output)  # so that a store has no gaps
+        pair = tl.join(own if WITH_SELF else best - own, output)  # so a store has no gaps
         pair_at = at[:, :, None] * 2 + tl.arange(0, 2)[None, None, :]
         tl.store(out + pair_at, pair, mask=mask[:, :, None])
     else:
@@ -294,19 +294,7 @@ def _weights_kernel(
 def knn(
     x: Tensor, y: Tensor | None, bias: Tensor | None, k: int, dilation: int, loop: bool
 ) -> Tensor:
-    """Index the k nearest neighbours of every node, nearest first, as `vigpipe.ops.knn` describes.
-
-    Args:
-        x: nodes, (B, N, C), at most float32.
-        y: candidates, (B, M, C), at most float32; None for the nodes themselves.
-        bias: added to squared distances, (1, N, M) or (B, N, M) float32; None for nothing.
-        k: neighbours per node.
-        dilation: keep every dilation-th of the k * dilation nearest; there must be that many
-            candidates.
-        loop: a node may be its own neighbour.
-
-    Returns:
-        (B, N, k) int64.
+    """Index the k nearest neighbours of every node, nearest first; see `vigpipe.ops.knn`.
 
     Raises:
         NotImplementedError: x or y is float64.
@@ -334,7 +322,7 @@ def knn(
 
 
 def multiplies_tf32(device: torch.device) -> bool:
-    """Whether a device multiplies TF32 and bfloat16, as GPUs do since the A100."""
+    """Tell whether a device multiplies TF32 and bfloat16, as GPUs do since the A100."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
@@ -354,21 +342,11 @@ def aggregate(
     x: Tensor | None, y: Tensor | None, graph: Tensor, weights: Tensor | None,
     mode: Mode, interleave: bool, has_backward: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Reduce every node's neighbours y_j; maxima and means are relative to the node, y_j - x_i.
-
-    Args:
-        x: nodes, (B, N, C); with None, which needs y, nothing is subtracted.
-        y: candidates that the graph's indices refer to, (B, M, C); None for the nodes themselves.
-        graph: indices of each node's neighbours, (B, N, K) int64.
-        weights: weights of the edges in a sum, (B, N, K); None for ones.
-        mode: the outputs: a maximum, a mean, both in this order, or a sum.
-        interleave: put x itself before the outputs, as one more output.
-        has_backward: a backward will need the winners of maxima.
+    """Reduce the features of every node's neighbours; see `vigpipe.ops.aggregate`.
 
     Returns:
-        out: (B, N, C * P) of y's dtype: channel c of output p of P is out[..., c * P + p].
-        winners: for maxima the first k with the largest y_graph[k], (B, N, C) uint8; (0,) if they
-            are not needed.
+        The outputs, (B, N, C * P): channel c of output p of P is at [..., c * P + p]. And the first
+        k with the largest y_graph[k], (B, N, C) uint8; (0,) if no backward needs it.
     """
     others = x if y is None else y
     assert others is not None, "neither nodes nor candidates"
@@ -383,25 +361,11 @@ def aggregate_backward(
     grad: Tensor, x: Tensor | None, y: Tensor | None, graph: Tensor, winners: Tensor,
     weights: Tensor | None, mode: Mode, interleave: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """Compute the gradients of `aggregate`.
+    """Compute the gradients of `aggregate`; see `native.aggregate_backward`.
 
     They are summed in float32 (float64 if y is), in an order that depends on the graph alone. So
     the bits are the same in every run. Values of x and y are read only for the gradient of the
     weights.
-
-    Args:
-        grad: gradient of `out`, (B, N, C * P).
-        x: nodes, (B, N, C), or None.
-        y: candidates, (B, M, C); None for the nodes themselves.
-        graph: indices of each node's neighbours, (B, N, K) int64.
-        winners: the second result of `aggregate`.
-        weights: weights of the edges in a sum, (B, N, K), or None.
-        mode: as in `aggregate`.
-        interleave: as in `aggregate`.
-
-    Returns:
-        Gradients of x, y and weights, None for what is None. Without y, the gradient of x includes
-        that of the candidates.
     """
     others = x if y is None else y
     assert others is not None, "neither nodes nor candidates"
@@ -436,13 +400,9 @@ def aggregate_backward(
 def _edges_by_candidate(graph: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
     """Sort each image's edges by the candidate that they come from, and keep their order otherwise.
 
-    Args:
-        graph: indices of each node's neighbours, (B, N, K) int64.
-        num_candidates: M; indices outside 0 ... M - 1 are of no candidate.
-
     Returns:
-        edges: numbers n * K + k of the sorted edges, (B, N * K) int64.
-        starts: where the edges of each candidate begin and end, (B, M + 1) int64.
+        Numbers n * K + k of the sorted edges, (B, N * K) int64, and where the edges of each
+        candidate begin and end, (B, M + 1) int64.
     """
     candidates, edges = graph.flatten(1).clamp(-1, num_candidates).to(torch.int32).sort(stable=True)
     numbers = torch.arange(num_candidates + 1, dtype=torch.int32, device=graph.device)

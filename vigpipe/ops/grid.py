@@ -13,15 +13,8 @@ def grid_neighbour_sum(x: Tensor, height: int, width: int) -> Tensor:
     """Sum the features of the up to 8 grid neighbours of every node, without the node itself.
 
     The sum over a 3x3 window is separable: three shifted terms are added along each axis, then the
-    node itself is subtracted. For 32x32 nodes this graph has 7,812 directed edges.
-
-    Args:
-        x: node features, (B, N, C), N = height * width in raster order.
-        height: rows of the grid.
-        width: columns of the grid.
-
-    Returns:
-        (B, N, C).
+    node itself is subtracted. For 32x32 nodes this graph has 7,812 directed edges. Nodes are in
+    raster order: (B, N, C) with N = height * width gives (B, N, C).
     """
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return _sum(x, height, width)

@@ -16,8 +16,9 @@ from torch.autograd.function import once_differentiable
 from vigpipe.ops.call import call, can_call, num_threads
 from vigpipe.ops.double_sum import DoubleSum, sum_of
 
-CHANNELS, FEATURES = 3, 7  # of a node, and of what a folded convolution takes
-_MATRICES = (4, 6)  # rel and root among the parameters, whose gradients have rank 4
+CHANNELS = 3  # numbers of a node
+FEATURES = 7  # numbers of a node that a folded convolution takes
+_MATRICES = (4, 6)  # positions of rel and root, whose gradients have rank 4, among the parameters
 _OTHERS = (0, 1, 2, 3, 5, 7, 8, 9, 10)
 
 
@@ -35,7 +36,7 @@ class Settings:
     Attributes:
         grid: height and width in nodes.
         eps: added to the variances by the first norm and by the second.
-        moments: of each norm the list that the micro-batch's moments go to, (n, 3, channels)
+        moments: for each norm, the list that the micro-batch's moments go to, (n, 3, channels)
             float64, and its length, a scalar int64, which is raised by one.
     """
 
@@ -45,9 +46,9 @@ class Settings:
 
 
 def can_run(x: Tensor, parameters: Sequence[Tensor | None]) -> bool:
-    """Whether there is a fused half-block for nodes (B, N, 3) and parameters as of `half_block`.
+    """Tell whether there is a fused half-block for nodes (B, N, 3) and these parameters.
 
-    It is no operator of torch, so nobody may be looking on: no compiler, and no counter of FLOPs.
+    It is not an operator of torch, so there must be no compiler and no counter of FLOPs around.
     """
     if torch.compiler.is_compiling():
         return False
@@ -72,25 +73,22 @@ def half_block(
     parameters: Sequence[Tensor | None],
     settings: Settings,
 ) -> Tensor:
-    """Compute x + norm(gelu(conv(norm(W x + b))) second^T + c).
+    """Compute x + norm(gelu(conv(norm(W x + b))) second^T + c), (B, N, 3).
 
     Args:
         x: nodes, (B, N, 3).
         sample_scale: (B,) factors that samples are multiplied by before the residual is added; None
             for 1.
-        parameters: of the first Linear weight (H, 3) and bias, of its norm weight and bias; of the
-            convolution rel (H, H), its bias and root (H, H), None without one; second (3, H) and
-            its bias c, and of its norm weight and bias.
+        parameters: weight (H, 3) and bias of the first Linear, weight and bias of its norm; rel
+            (H, H), bias and root (H, H) of the convolution, None without one; second (3, H) and its
+            bias c, weight and bias of its norm.
         settings: all else.
-
-    Returns:
-        (B, N, 3).
     """
     scale = None if sample_scale is None else sample_scale.to(x).contiguous()
     sums = _sums(parameters)
     if sums is None:
         return _HalfBlock.apply(x, scale, settings, None, *parameters)  # pyright: ignore[reportReturnType]
-    if not x.requires_grad:  # or nothing would, and there would be no backward
+    if not x.requires_grad:  # Without any input that does, there would be no backward.
         x = x.detach().requires_grad_()
     held = _Held(tuple(parameters), sums)
     return _HalfBlock.apply(x, scale, settings, held)  # pyright: ignore[reportReturnType]
@@ -151,36 +149,29 @@ class _HalfBlock(torch.autograd.Function):
 
 
 def _add_to_sums(held: _Held, given: tuple[Any, ...], d_x: Tensor, shape: _Shape) -> None:
-    """Run the backward, which adds gradients to the sums of the parameters.
-
-    Args:
-        held: the parameters and their sums.
-        given: the arguments of the C++ function that it only reads.
-        d_x: to be filled with the gradient of the nodes.
-        shape: of the micro-batch.
-    """
+    """Run the backward with the arguments `given`: fill d_x, and add to the parameters' sums."""
     others = [held.sums[i] for i in _OTHERS]
-    matrices = [own for i in _MATRICES if (own := held.sums[i]) is not None]
-    values = d_x.new_empty(sum(own.total.numel() for own in others if own is not None))
-    addresses = _addresses([None if own is None else own.total for own in others])
-    are_first = (ctypes.c_int * len(others))(*(own is None or own.is_empty for own in others))
+    matrices = [s for i in _MATRICES if (s := held.sums[i]) is not None]
+    values = d_x.new_empty(sum(s.total.numel() for s in others if s is not None))
+    addresses = _addresses([None if s is None else s.total for s in others])
+    are_first = (ctypes.c_int * len(others))(*(s is None or s.is_empty for s in others))
     factors = None
     if matrices:
         factors = torch.empty(3, CHANNELS + 1, shape.hidden, dtype=torch.float64)
     results = (d_x, values, addresses, are_first, None, None, factors, ctypes.byref(shape))
     call("half_block_backward", *given, *results)
-    for own in others:
-        if own is not None:
-            own.is_empty = False
-    for i, own in enumerate(matrices):
+    for double_sum in others:
+        if double_sum is not None:
+            double_sum.is_empty = False
+    for i, double_sum in enumerate(matrices):
         assert factors is not None
-        own.add_product(factors[i], factors[2])
+        double_sum.add_product(factors[i], factors[2])
 
 
 def _sums(parameters: Sequence[Tensor | None]) -> list[DoubleSum | None] | None:
-    """Return the sums that are offered for parameters, None if one of them has none."""
+    """Return the sums that are offered for parameters; None if one parameter has none."""
     sums = [None if p is None else sum_of(p) for p in parameters]
-    if any(own is None and p is not None for own, p in zip(sums, parameters, strict=True)):
+    if any(s is None and p is not None for s, p in zip(sums, parameters, strict=True)):
         return None
     return sums
 
@@ -188,7 +179,6 @@ def _sums(parameters: Sequence[Tensor | None]) -> list[DoubleSum | None] | None:
 def _gradients(
     others: Sequence[Tensor | None], values: Tensor, d_matrices: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Return the gradients of all parameters, in their order."""
     parts = iter(values.split([p.numel() for p in others if p is not None]))
     grads = {
         i: None if p is None else next(parts).view_as(p)

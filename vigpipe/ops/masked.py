@@ -13,19 +13,10 @@ from vigpipe.ops.splitmix import lanes_at_least
 def dropped(
     x: Tensor, rows: Tensor, first: int, threshold: int, scale: float, *, fused: bool = True
 ) -> Tensor:
-    """Multiply by `scale` where a lane of a hash is at least a threshold, and by 0 elsewhere.
+    """Multiply x, (B, C), by `scale` where a lane of a hash is at least a threshold, else by 0.
 
-    Args:
-        x: (B, C).
-        rows: numbers of the rows, hashes themselves, (B,) int64.
-        first: counter of channels 0 to 3; see `splitmix.lanes_at_least`.
-        threshold: from -2^15 to 2^15 - 1.
-        scale: factor of what is kept.
-        fused: use the C++ version where there is one, which hashes again in the backward; the bits
-            are the same.
-
-    Returns:
-        (B, C).
+    Rows, first and threshold are those of `splitmix.lanes_at_least`. The C++ version, which `fused`
+    allows, hashes again in the backward instead of keeping a mask; the bits are the same.
     """
     if fused and _has_native(x):
         return _Dropped.apply(x, rows, first, threshold, scale)  # pyright: ignore[reportReturnType]
@@ -34,11 +25,9 @@ def dropped(
 
 
 def relu(x: Tensor, *, fused: bool = True) -> Tensor:
-    """Return max(x, 0); with C++, the backward needs a bit for each number.
+    """Return max(x, 0); the C++ version, which `fused` allows, keeps a bit of each number, not x.
 
-    Args:
-        x: of any shape. Its memory may get the result, so nothing else may need it any more.
-        fused: use the C++ version where there is one; the bits are the same.
+    The memory of x may get the result, so nothing else may need it any more.
     """
     if fused and x.requires_grad and torch.is_grad_enabled() and _has_native(x):
         is_inner = not x.is_leaf and not x._is_view() and x.is_contiguous()

@@ -12,26 +12,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 CHUNK = 2048  # rows whose hidden layer stays in a processor's cache
-_GPU_NUMBERS = 1 << 25  # of a hidden layer in a GPU's memory at the same time: 128 MiB in float32
+# Numbers of a hidden layer that a GPU's memory holds at the same time: 128 MiB in float32.
+_GPU_NUMBERS = 1 << 25
 
 
 @torch.no_grad()
 def knn(
     x: Tensor, y: Tensor | None, bias: Tensor | None, k: int, dilation: int, loop: bool
 ) -> Tensor:
-    """Index the k nearest neighbours of every node, nearest first, as `vigpipe.ops.knn` describes.
-
-    Args:
-        x: nodes, (B, N, C).
-        y: candidates, (B, M, C); None for the nodes themselves.
-        bias: added to squared distances, (1, N, M) or (B, N, M); None for nothing.
-        k: neighbours per node.
-        dilation: keep every dilation-th of the k * dilation nearest.
-        loop: a node may be its own neighbour.
-
-    Returns:
-        (B, N, k) int64.
-    """
+    """Index the k nearest neighbours of every node, nearest first; see `vigpipe.ops.knn`."""
     # The meta device has no autocast.
     with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
         x, is_finite = _unit_length(x)
@@ -49,7 +38,6 @@ def knn(
 
 
 def _unit_length(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale features to unit length, and tell which vectors had a finite length: (B, N, C)."""
     x = x if x.dtype == torch.float64 else x.float()
     return unit_length(x, x.norm(dim=-1, keepdim=True))
 
@@ -59,7 +47,7 @@ def unit_length(x: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         x: vectors, or some channels of them, (B, N, C) float32 or float64.
-        length: of the whole vectors, (B, N, 1).
+        length: lengths of the whole vectors, (B, N, 1).
 
     Returns:
         (B, N, C), and (B, N) bool.
@@ -70,7 +58,7 @@ def unit_length(x: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def nearest(nearness: Tensor, num: int) -> Tensor:
-    """Index the largest numbers of every row, largest first, equal ones by index.
+    """Index the `num` largest numbers of every row, largest first, equal ones by index.
 
     topk returns equal numbers in any order. On the CPU, rows with equal numbers are rare, and are
     sorted again. On other devices, looking for such rows would make the host wait for the device.
@@ -112,19 +100,7 @@ def aggregate(
     mode: str,
     interleave: bool,
 ) -> Tensor:
-    """Reduce the features of every node's neighbours, as `vigpipe.ops.aggregate` describes.
-
-    Args:
-        x: nodes, (B, N, C), subtracted from maximum and mean; None to subtract nothing.
-        y: candidates, (B, M, C); None for the nodes themselves.
-        graph: indices of each node's neighbours, (B, N, K) int64.
-        weights: weights of the edges in a sum, (B, N, K); None for ones.
-        mode: `max`, `mean`, `max_mean` or `sum`.
-        interleave: put x itself before the outputs.
-
-    Returns:
-        (B, N, C * outputs).
-    """
+    """Reduce the features of every node's neighbours; see `vigpipe.ops.aggregate`."""
     others = x if y is None else y
     assert others is not None
     if mode == "sum":
@@ -169,23 +145,7 @@ def norm(
     gelu: bool,
     before: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Apply BatchNorm, then GELU and a residual, as `vigpipe.ops.norm` describes.
-
-    Args:
-        x: features, (B, ..., C).
-        weight: the norm's weight, (C,).
-        bias: the norm's bias, (C,).
-        residual: tensor of x's shape that is added last; None for nothing.
-        sample_scale: (B,) factors that samples are multiplied by before the residual is added; None
-            for 1.
-        eps: added to the variance.
-        gelu: apply GELU after the norm.
-        before: (C,), that gets a gradient of zeros; None for nothing.
-
-    Returns:
-        The result, of x's shape, and the mean and the biased variance of every channel, each (C,)
-        float64.
-    """
+    """Apply BatchNorm, then GELU and a residual; see `vigpipe.ops.norm`."""
     rows = x.reshape(-1, x.shape[-1])
     if before is not None:
         bias = torch.add(bias, before, alpha=0)  # the same numbers, and a gradient of zeros
@@ -201,17 +161,9 @@ def norm(
 
 
 def finished(y: Tensor, residual: Tensor | None, sample_scale: Tensor | None, gelu: bool) -> Tensor:
-    """Apply what follows a norm: GELU, sample factors and a residual.
+    """Apply what follows a norm: GELU, factors of the samples, (B,), and a residual of y's shape.
 
-    Args:
-        y: output of the norm, (B, ..., C); may be changed in place.
-        residual: tensor of y's shape that is added last; None for nothing.
-        sample_scale: (B,) factors that samples are multiplied by before the residual is added; None
-            for 1.
-        gelu: apply GELU first.
-
-    Returns:
-        (B, ..., C).
+    The output of the norm, y (B, ..., C), may be changed in place.
     """
     # Works in place if nothing is saved for a backward, since nothing else uses y.
     is_eager = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
@@ -225,45 +177,22 @@ def finished(y: Tensor, residual: Tensor | None, sample_scale: Tensor | None, ge
 
 
 def grouped(x: Tensor, weight: Tensor, groups: int) -> Tensor:
-    """Multiply each group of channels by its own matrix, as `vigpipe.ops.grouped` describes.
-
-    Args:
-        x: rows of features, (R, C_in).
-        weight: (C_out, C_in / groups).
-        groups: number of groups.
-
-    Returns:
-        (R, C_out).
-    """
+    """Multiply each group of channels by its own matrix; see `vigpipe.ops.grouped`."""
     rows = x.unflatten(1, (groups, -1)).transpose(0, 1)  # (G, R, C_in / G)
     weight = weight.unflatten(0, (groups, -1)).transpose(1, 2)  # (G, C_in / G, C_out / G)
     return torch.bmm(rows, weight).transpose(0, 1).flatten(1)
 
 
 def hidden(x: Tensor, first: Tensor, bias: Tensor, second: Tensor) -> Tensor:
-    """Compute gelu(x first + bias) second^T, as `vigpipe.ops.hidden` describes.
-
-    Args:
-        x: rows of features, (R, F).
-        first: weights of the hidden layer, (F, H).
-        bias: bias of the hidden layer, (H,).
-        second: weights of the output layer, (O, H).
-
-    Returns:
-        (R, O).
-    """
+    """Compute gelu(x first + bias) second^T; see `vigpipe.ops.hidden`."""
     return _Hidden.apply(x, first, bias, second)  # pyright: ignore[reportReturnType]
 
 
 def rows_at_once(device_type: str, width: int) -> int:
-    """Choose how many rows of a hidden layer to compute at a time.
+    """Choose how many rows of a hidden layer of H = `width` channels to compute at a time.
 
-    A GPU has no cache for a hidden layer, and small products leave most of it idle: there only the
-    memory that they take together counts.
-
-    Args:
-        device_type: type of the device that computes them.
-        width: H, numbers in a row of the hidden layer.
+    A GPU has no cache for a hidden layer, and small products leave most of it idle. So there only
+    the memory that the rows take together counts.
     """
     return CHUNK if device_type == "cpu" else max(CHUNK, _GPU_NUMBERS // width)
 

@@ -88,22 +88,14 @@ def _(
     graph: Tensor,
     winners: Tensor,
     weights: Tensor | None,
-    mode: str,
-    interleave: bool,
+    *_: object,
 ) -> tuple[Tensor | None, ...]:
     return tuple(None if t is None else t.new_empty(t.shape) for t in (x, y, weights))
 
 
 @register_fake("vigpipe::norm")
 def _(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    residual: Tensor | None,
-    sample_scale: Tensor | None,
-    eps: float,
-    gelu: bool,
-    before: Tensor | None,
+    x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, *_: object
 ) -> tuple[Tensor, Tensor, Tensor]:
     mean = x.new_empty(weight.shape, dtype=torch.float64)
     dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
@@ -153,8 +145,8 @@ def _(
 def _(grad: Tensor, *inputs: Any) -> tuple[Tensor | None, ...]:  # noqa: ANN401
     x, total, weight, scale, shift, _, rel, root, second = inputs[:9]
     conv_bias = None if rel is None else scale
-    of = (x, total, weight, scale, scale, shift, rel, conv_bias, root, second)
-    return tuple(None if t is None else t.new_empty(t.shape) for t in of)
+    like = (x, total, weight, scale, scale, shift, rel, conv_bias, root, second)
+    return tuple(None if t is None else t.new_empty(t.shape) for t in like)
 
 
 # ---- gradients ----------------------------------------------------------------------------------

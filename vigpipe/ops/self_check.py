@@ -17,7 +17,8 @@ from vigpipe.ops import plain
 from vigpipe.ops.adjacency import Adjacency, Factors
 from vigpipe.ops.csr.plain import maxima as plain_maxima
 
-_ROUNDING = {torch.float32: 1e-5, torch.float16: 2**-9, torch.bfloat16: 2**-6}  # of numbers near 1
+# Allowed differences of numbers near 1.
+_ROUNDING = {torch.float32: 1e-5, torch.float16: 2**-9, torch.bfloat16: 2**-6}
 _problems: dict[tuple[str, str], str] = {}  # results of `problem` by operator and kind of device
 
 
@@ -57,13 +58,12 @@ def problem(name: str, device: torch.device) -> str:
 def _found(check: Callable[[torch.device], str], device: torch.device) -> str:
     try:
         wrong = check(device)
-    except Exception as error:  # of any compiler, assembler or driver
+    except Exception as error:  # Any compiler, assembler or driver may raise its own.
         return f"fails with {type(error).__name__}: {error}"
     return f"differs from plain torch ({wrong})" if wrong else ""
 
 
 def _check_knn(device: torch.device) -> str:
-    """Compare graphs; return the case that differs, empty if none."""
     from vigpipe.ops import gpu
 
     draw = torch.Generator().manual_seed(0)
@@ -83,7 +83,6 @@ def _check_knn(device: torch.device) -> str:
 
 
 def _check_aggregate(device: torch.device) -> str:
-    """Compare aggregates and gradients; return what differs in which case, empty if nothing."""
     from vigpipe.ops import gpu
 
     for mode, interleave, x, y, graph, weights in _aggregate_cases():
@@ -106,7 +105,6 @@ def _check_aggregate(device: torch.device) -> str:
 
 
 def _check_csr(device: torch.device) -> str:
-    """Compare every kernel over the edges of a graph; return which differs, empty if none."""
     from vigpipe.ops.csr import gpu
     from vigpipe.ops.csr import plain as plain_kernels
 
@@ -175,9 +173,9 @@ def _exact(draw: torch.Generator, num_images: int, num_nodes: int, num_channels:
     shape = num_images, num_nodes, num_channels
     sizes = torch.tensor([0, 1, 4, 16], device="cpu")
     size = sizes[torch.randint(4, shape[:2], generator=draw, device="cpu")]
-    place = torch.rand(shape, generator=draw, device="cpu").argsort(-1)
+    order = torch.rand(shape, generator=draw, device="cpu").argsort(-1)
     sign = torch.randint(2, shape, generator=draw, device="cpu") * 2.0 - 1
-    return (sign * (place < size.unsqueeze(-1))).float()
+    return (sign * (order < size.unsqueeze(-1))).float()
 
 
 def _on(device: torch.device, arguments: tuple[Any, ...]) -> list[Any]:

@@ -9,7 +9,10 @@
 No version but the plain one of `maximum` and `pair_scores` makes a tensor of edges x channels. One
 thread sums a row, in the order of its edges, so on a CPU the bits do not depend on the number of
 threads. A node without edges gets 0. Half precision is widened to float32, and the result is
-narrowed. Each function takes `fused`: use the fused kernels (`ops.csr`) where there are any.
+narrowed.
+
+An adjacency has n sources, m targets and e edges. Features have C channels, or H heads of c
+channels. Each function takes `fused`: use the fused kernels (`ops.csr`) where there are any.
 """
 
 from types import ModuleType
@@ -24,22 +27,15 @@ from vigpipe.ops.adjacency import Adjacency, Factors, Kind
 from vigpipe.ops.call import is_traced
 from vigpipe.ops.csr import plain
 
-_MOST_SOURCES = (1 << 31) - 1  # of a maximum
+_MOST_SOURCES = (1 << 31) - 1  # whose numbers fit int32 in a maximum
 
 
 def weighted_sum(
     adjacency: Adjacency, x: Tensor, weights: Tensor | None = None, *, fused: bool = True
 ) -> Tensor:
-    """Sum the features that edges bring, times the weights of the edges.
+    """Sum the features that edges bring, times the weights of the edges: (n, C) -> (m, C).
 
-    Args:
-        adjacency: the graph, n sources and m targets.
-        x: features, (n, C).
-        weights: (e,); None for ones. They get a gradient if they need one.
-        fused: see above.
-
-    Returns:
-        (m, C), with x's dtype.
+    Weights are (e,), or None for ones. They get a gradient if they need one.
     """
     if weights is None:
         return constant_sum(adjacency, x, "ones", fused=fused)
@@ -61,7 +57,7 @@ def constant_sum(
         x: features, (n, C).
         kind: which weights; see `Adjacency.weights`.
         added: (m, C), or (C,) for all targets, that is added to the sums; None for nothing.
-        fused: see above.
+        fused: use the fused kernels where there are any.
 
     Returns:
         (m, C), with x's dtype.
@@ -95,7 +91,7 @@ def write_sums(
         added: (number of rows, C), or (C,) for all of them, that is added to the sums; None for
             nothing.
         transposed: sum over the edges that leave a node, as the backward does.
-        fused: see above.
+        fused: use the fused kernels where there are any.
     """
     graph = adjacency.transposed if transposed else adjacency
     wide = widened(x)
@@ -124,15 +120,9 @@ def mean(
 
 
 def own_and_mean(adjacency: Adjacency, both: Tensor, *, fused: bool = True) -> Tensor:
-    """Add what a node has for itself to the mean of what its edges bring.
+    """Add what a node has for itself to the mean of what its edges bring: (n, 2 C) -> (m, C).
 
-    Args:
-        adjacency: the graph, n sources and m targets.
-        both: (n, 2 C): what each node sends, then what it has for itself.
-        fused: see above.
-
-    Returns:
-        (m, C), with the dtype of `both`.
+    The first C columns of `both` are what each node sends, the others what it has for itself.
     """
     check_shapes(both=(both, (adjacency.num_sources, both.shape[-1] // 2 * 2)))
     return _OwnAndMean.apply(both, adjacency, fused)  # pyright: ignore[reportReturnType]
@@ -168,15 +158,8 @@ def pair_softmax(
 ) -> Tensor:
     """Take the softmax of leaky_relu(of_sources[j] + of_targets[i]) over the edges that end in i.
 
-    Args:
-        adjacency: the graph, n sources and m targets.
-        of_sources: (n, H).
-        of_targets: (m, H).
-        slope: of the leaky ReLU where its input is below 0.
-        fused: see above.
-
-    Returns:
-        (e, H).
+    (n, H) of the sources and (m, H) of the targets give (e, H). The slope of the leaky ReLU is that
+    below 0.
     """
     num_heads = of_sources.shape[-1]
     check_shapes(
@@ -198,16 +181,8 @@ def pair_scores(
 ) -> Tensor:
     """Score an edge from j to i by the product of weights and leaky_relu(left[j] + right[i]).
 
-    Args:
-        adjacency: the graph, n sources and m targets.
-        left: (n, H * c).
-        right: (m, H * c).
-        weights: (H, c), those of each head.
-        slope: of the leaky ReLU where its input is below 0.
-        fused: see above.
-
-    Returns:
-        (e, H).
+    The slope of the leaky ReLU is that below 0. With left (n, H * c), right (m, H * c) and weights
+    (H, c), those of each head, scores are (e, H).
     """
     num_channels = weights.numel()
     check_shapes(
@@ -228,7 +203,7 @@ def attention_sum(
         adjacency: the graph, n sources and m targets.
         weights: (e, H).
         x: features, (n, H, c).
-        fused: see above.
+        fused: use the fused kernels where there are any.
 
     Returns:
         (m, H, c), with x's dtype.
@@ -397,7 +372,8 @@ class _PairScores(Function):
     ) -> Tensor:
         ctx.save_for_backward(left, right, weights)
         ctx.adjacency, ctx.slope, ctx.fused = adjacency, slope, fused
-        wide = widened(left), widened(right), weights.to(widened(left).dtype).contiguous()
+        wide_left = widened(left)
+        wide = wide_left, widened(right), weights.to(wide_left.dtype).contiguous()
         return kernels_for(left, fused).pair_scores(adjacency, *wide, slope).to(left.dtype)
 
     @staticmethod
@@ -411,19 +387,14 @@ class _PairScores(Function):
 
 
 def check_shapes(**tensors: tuple[Tensor, tuple[int, ...]]) -> None:
-    """Raise ValueError where a tensor has not the shape that is expected of it."""
+    """Raise ValueError where a tensor does not have the shape that is expected of it."""
     for name, (tensor, shape) in tensors.items():
         if tensor.shape != shape:
             raise ValueError(f"{name}: the shape is {tuple(tensor.shape)} instead of {shape}")
 
 
 def kernels_for(x: Tensor, fused: bool) -> ModuleType:
-    """Return the module of `ops.csr` whose kernels take tensors like this one.
-
-    Args:
-        x: a tensor that they are to take.
-        fused: whether they may be fused.
-    """
+    """Return the module of `ops.csr` whose kernels take x, a module of fused kernels if allowed."""
     if not fused or is_traced(x) or not is_fused(x, "csr"):
         return plain
     if x.is_cuda:

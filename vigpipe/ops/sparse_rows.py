@@ -17,7 +17,7 @@ class SparseRows:
     """The rows of an (n, d) matrix, of which only numbers that are not 0 are stored.
 
     Attributes:
-        places: whose edge from c to r stands for the number in row r and column c.
+        places: an edge from c to r stands for the number in row r and column c.
         values: these numbers, (e,).
     """
 
@@ -73,7 +73,7 @@ def linear(
     *,
     fused: bool = True,
 ) -> Tensor:
-    """Compute x weight^T + bias; of sparse rows only what is stored is multiplied.
+    """Compute x weight^T + bias, (n, C); of sparse rows only what is stored is multiplied.
 
     Products of sparse rows have the type of the weights, also under autocast. Sparse rows get no
     gradient.
@@ -83,9 +83,6 @@ def linear(
         weight: (C, d).
         bias: (C,), or (n, C) that is added to the product; None for nothing.
         fused: use the fused kernels where there are any.
-
-    Returns:
-        (n, C).
     """
     if isinstance(x, SparseRows):
         num_channels = len(weight)

@@ -69,13 +69,13 @@ def lanes_at_least(
 def some_lanes_at_least(
     rows: Tensor, first: int, places: Tensor, channels: Tensor, threshold: int
 ) -> Tensor:
-    """Compare some lanes of those that `lanes_at_least` compares.
+    """Compare some of the lanes that `lanes_at_least` compares.
 
     Args:
         rows: numbers of the rows, hashes themselves, (B,) int64.
         first: counter of channels 0 to 3.
-        places: which row each lane is in, (e,) int64 from 0 to B - 1.
-        channels: which channel each lane is, (e,) int64.
+        places: index of each lane's row, (e,) int64 from 0 to B - 1.
+        channels: channel of each lane, (e,) int64.
         threshold: as for `lanes_at_least`.
 
     Returns:

@@ -34,10 +34,7 @@ def transpose(indptr: Tensor, indices: Tensor, num_sources: int) -> tuple[Tensor
 
 
 def turned_edges(indptr: Tensor, indices: Tensor, num_sources: int) -> Tensor:
-    """Return the number that each edge of the transposed graph has in the graph, (e,) int64.
-
-    Args: see `transpose`.
-    """
+    """Return the number that each edge of the `transpose` has in the graph, (e,) int64."""
     if library().functions is None:
         return _tensor(_by_scipy(indptr, indices, num_sources).data)
     turned_indptr, edges = indptr.new_empty(num_sources + 1), torch.empty_like(indices)
@@ -47,12 +44,7 @@ def turned_edges(indptr: Tensor, indices: Tensor, num_sources: int) -> Tensor:
 
 
 def is_symmetric(indptr: Tensor, indices: Tensor) -> bool:
-    """Whether every edge of a graph has its reverse.
-
-    Args:
-        indptr: (n + 1,) int64, on the host.
-        indices: (e,) int64 from 0 to n - 1, on the host, ascending in each row.
-    """
+    """Tell whether every edge has its reverse, in a graph whose indices ascend in each row."""
     num_nodes = len(indptr) - 1
     if library().functions is not None:
         return bool(call("csr_is_symmetric", indptr, indices, *sizes(num_nodes)))

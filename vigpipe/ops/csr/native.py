@@ -6,7 +6,7 @@ from torch import Tensor
 from vigpipe.ops.adjacency import Adjacency, Factors
 from vigpipe.ops.call import call, dtype_name, num_threads, sizes
 
-_PARTS = 64  # of a gradient that is summed over all edges; PARTS in attention.cpp
+_PARTS = 64  # partial sums of a gradient over all edges; equals PARTS in attention.cpp
 
 
 def row_sums(
@@ -49,13 +49,9 @@ def row_sums(
 def maxima(adjacency: Adjacency, x: Tensor, has_backward: bool) -> tuple[Tensor, Tensor]:
     """Take the maximum of what edges bring, for every channel; a node without edges gets 0.
 
-    Args:
-        adjacency: the graph.
-        x: features, (n, C).
-        has_backward: whether winners are needed.
-
     Returns:
-        The maxima, (m, C), and the first sources that attain them, (m, C) int32, -1 for none.
+        The maxima, (m, C), and the first sources that attain them, (m, C) int32, -1 for none; (0,)
+        if no backward needs them.
     """
     y = x.new_empty(adjacency.num_targets, x.shape[1])
     winners = torch.empty(y.shape if has_backward else (0,), dtype=torch.int32)
@@ -72,16 +68,7 @@ def maxima(adjacency: Adjacency, x: Tensor, has_backward: bool) -> tuple[Tensor,
 
 
 def maxima_backward(adjacency: Adjacency, grad: Tensor, winners: Tensor) -> Tensor:
-    """Add gradients up where the maxima come from.
-
-    Args:
-        adjacency: the graph.
-        grad: of the maxima, (m, C).
-        winners: see `maxima`.
-
-    Returns:
-        (n, C).
-    """
+    """Add the gradients of the maxima, (m, C), up where the maxima come from: (n, C)."""
     d_x = grad.new_zeros(adjacency.num_sources, grad.shape[1])
     shape, threads = sizes(*grad.shape), num_threads(grad.numel())
     call(f"csr_max_backward_{dtype_name(grad)}", grad, winners, d_x, *shape, threads)
@@ -95,17 +82,10 @@ def edge_softmax(
     of_targets: Tensor | None,
     slope: float,
 ) -> Tensor:
-    """Take the softmax of scores over the edges that end in the same node.
+    """Take the softmax of scores, (e, H), over the edges that end in the same node: (e, H).
 
-    Args:
-        adjacency: the graph.
-        scores: (e, H); None for leaky_relu(of_sources[j] + of_targets[i]) of an edge from j to i.
-        of_sources: (n, H).
-        of_targets: (m, H).
-        slope: of the leaky ReLU.
-
-    Returns:
-        (e, H).
+    Without scores, that of an edge from j to i is leaky_relu(of_sources[j] + of_targets[i]), with
+    of_sources (n, H) and of_targets (m, H).
     """
     given = scores if of_sources is None else of_sources
     assert given is not None
@@ -133,15 +113,7 @@ def edge_softmax_backward(
     of_targets: Tensor | None,
     slope: float,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute the gradients of `edge_softmax`.
-
-    Args:
-        adjacency: the graph.
-        grad: of the shares, (e, H).
-        shares: its result, (e, H).
-        of_sources: (n, H), or None, as there.
-        of_targets: (m, H), or None, as there.
-        slope: of the leaky ReLU.
+    """Compute the gradients of `edge_softmax`, whose result is `shares`.
 
     Returns:
         The gradient of the scores, (e, H), and None; with `of_sources` that of the sums that the
@@ -168,16 +140,10 @@ def edge_softmax_backward(
 def attention_backward(
     adjacency: Adjacency, shares: Tensor, grad: Tensor, x: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute the gradients of `row_sums` with factors of edges, which need one themselves.
-
-    Args:
-        adjacency: the graph.
-        shares: factors of the edges, (e, H).
-        grad: of the sums, (m, C).
-        x: features, (n, C).
+    """Compute the gradients of `row_sums` with factors of edges, (e, H), which need one themselves.
 
     Returns:
-        Gradients of `shares`, (e, H), and of `x`, (n, C).
+        Gradients of these factors, the shares, (e, H), and of x, (n, C).
     """
     turned, edges = adjacency.transposed, adjacency.turned_edges
     d_shares, d_x = torch.zeros_like(shares), torch.empty_like(x)
@@ -202,15 +168,7 @@ def pair_scores(
 ) -> Tensor:
     """Score an edge from j to i by the product of weights and leaky_relu(left[j] + right[i]).
 
-    Args:
-        adjacency: the graph.
-        left: (n, C).
-        right: (m, C).
-        weights: (H, c).
-        slope: of the leaky ReLU.
-
-    Returns:
-        (e, H).
+    With left (n, C), right (m, C) and weights (H, C / H), scores are (e, H).
     """
     scores = left.new_empty(adjacency.num_edges, len(weights))
     shape = sizes(adjacency.num_targets, *weights.shape)
@@ -228,19 +186,7 @@ def pair_scores_backward(
     weights: Tensor,
     slope: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of `pair_scores`.
-
-    Args:
-        adjacency: the graph.
-        grad: of the scores, (e, H).
-        left: (n, C).
-        right: (m, C).
-        weights: (H, c).
-        slope: of the leaky ReLU.
-
-    Returns:
-        Gradients of `left`, `right` and `weights`.
-    """
+    """Compute the gradients of `pair_scores` for left, right and weights."""
     turned, edges = adjacency.transposed, adjacency.turned_edges
     d_left, d_right = torch.empty_like(left), torch.empty_like(right)
     d_weights = weights.new_zeros(_PARTS, *weights.shape)
