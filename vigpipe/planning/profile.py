@@ -13,10 +13,10 @@ from vigpipe.files.atomic import write_atomically
 from vigpipe.files.untrusted import no_duplicates, read_text
 
 Costs = TypeVar("Costs")
-PROFILE_MARK = '"latency_seconds": '  # in every file of a profile
-_MOST = (
-    1e18  # largest number of seconds, bytes or samples, so that all sums and products stay finite
-)
+PROFILE_MARK = '"latency_seconds": '  # text in every file of a profile
+_PIECE_COSTS = ("forward", "backward", "activation_bytes", "boundary_bytes")
+# The largest number of seconds, bytes or samples: all sums and products of such numbers are finite.
+_MOST = 1e18
 
 
 class Amounts(NamedTuple):
@@ -33,7 +33,7 @@ class Amounts(NamedTuple):
     padded_rows: float
 
 
-Size = float | Amounts  # of a micro-batch: its samples, or several amounts
+Size = float | Amounts  # the samples of a micro-batch, or several amounts
 
 
 @dataclass(frozen=True)
@@ -115,24 +115,18 @@ class Profile:
     def boundary_bytes(self, piece: Piece, size: Size) -> float:
         """Return the bytes that a piece hands to the next one, padding included.
 
-        Args:
-            piece: the piece.
-            size: of the micro-batch, the largest one if sizes are in samples.
+        The size is that of the largest micro-batch if sizes are in samples.
         """
         if isinstance(size, Amounts):
             size = Amounts(size.padded_rows, (0,) * len(size.others), size.padded_rows)
         return self.at(piece.boundary_bytes, size)
 
     def at(self, values: Sequence[float], microbatch_size: Size) -> float:
-        """Return a cost for a micro-batch size.
+        """Return the cost of a micro-batch, from its values at every size in `rows`.
 
         It is interpolated linearly between the two nearest measured sizes. Above the largest and
         below the smallest measured size, it is in proportion to the size. Of several amounts, it is
         the sum of what each of them and the micro-batch itself add.
-
-        Args:
-            values: the cost at every size in `rows`, or what adds up to it.
-            microbatch_size: of a micro-batch.
         """
         if isinstance(microbatch_size, Amounts):
             *per_amount, once = values
@@ -169,14 +163,11 @@ def read_profile(path: Path) -> Profile:
 
 
 def read_costs(path: Path, parse: Callable[[Any], Costs], if_wrong: str, hint: str) -> Costs:
-    """Read the measured costs in the file of --profile.
+    """Read the measured costs in the JSON file of --profile.
 
-    Args:
-        path: of the file, as JSON.
-        parse: makes the costs from what JSON has; raises TypeError, ValueError, KeyError or
-            AttributeError if it has something else.
-        if_wrong: what to say of such a file.
-        hint: what makes a right one.
+    `parse` makes the costs from what JSON has, and raises TypeError, ValueError, KeyError or
+    AttributeError if it is something else. Then a message says `if_wrong` of the file, and `hint`
+    says what makes a right one.
 
     Raises:
         InputError: the file cannot be read, is not JSON, or `parse` refuses it.
@@ -252,13 +243,7 @@ class HasOptions(Protocol):
 
 
 def check_options(profile: HasOptions, where: str, model: str, options: Mapping[str, str]) -> None:
-    """Check that a profile was measured with a run's model and options.
-
-    Args:
-        profile: the profile, or what else was measured.
-        where: where it comes from, for the error message.
-        model: name of the run's model.
-        options: the run's options that the costs depend on, as text by name.
+    """Check that a profile, which comes from `where`, was measured with a run's model and options.
 
     Raises:
         InputError: the model or an option differs.
@@ -277,12 +262,13 @@ def check_options(profile: HasOptions, where: str, model: str, options: Mapping[
             )
 
 
-def _is_amount(value: Any) -> bool:  # noqa: ANN401
+def is_amount(value: Any) -> bool:  # noqa: ANN401
+    """Tell whether a value from JSON can be a number of seconds, bytes, samples or the like."""
     return type(value) in (int, float) and 0 <= value <= _MOST  # NaN fails too
 
 
 def _are_factors(values: Sequence[float], least: float) -> bool:
-    return bool(values) and all(_is_amount(n) and least <= n < 1e3 for n in values)
+    return bool(values) and all(is_amount(n) and least <= n < 1e3 for n in values)
 
 
 def _piece(table: Mapping[str, Any]) -> Piece:
@@ -291,11 +277,11 @@ def _piece(table: Mapping[str, Any]) -> Piece:
     piece = Piece(**values)
     if not isinstance(piece.name, str) or not piece.name.isprintable():
         raise ValueError(f"{piece.name!r} is not a name for a piece")
-    for name in ("forward", "backward", "activation_bytes", "boundary_bytes"):
+    for name in _PIECE_COSTS:
         for value in getattr(piece, name):
-            if not _is_amount(value):
+            if not is_amount(value):
                 raise ValueError(f"{piece.name}: {name} holds {value!r}")
-    if type(piece.parameter_bytes) is not int or not _is_amount(piece.parameter_bytes):
+    if type(piece.parameter_bytes) is not int or not is_amount(piece.parameter_bytes):
         raise ValueError(f"{piece.name}: parameter_bytes is {piece.parameter_bytes!r}")
     return piece
 
@@ -314,7 +300,7 @@ def _check(profile: Profile) -> None:
     if not profile.blocks:
         raise ValueError("it has no blocks")
     for piece in (profile.stem, *profile.blocks, profile.readout):
-        for name in ("forward", "backward", "activation_bytes", "boundary_bytes"):
+        for name in _PIECE_COSTS:
             if len(getattr(piece, name)) != num_values:
                 what = f"one value for each of {rows}" if rows else f"{num_values} values"
                 raise ValueError(f"{piece.name}: {name} has not {what}")
@@ -332,7 +318,7 @@ def _check(profile: Profile) -> None:
         "base_bytes",
     ):
         value = getattr(profile, name)
-        if not _is_amount(value):
+        if not is_amount(value):
             raise ValueError(f"{name} is {value!r}")
     if profile.bandwidth < 1:
         raise ValueError(f"bandwidth is {profile.bandwidth}")

@@ -1,7 +1,6 @@
 """Measured costs of all ways in which ranks can train on one graph, kept as JSON."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,11 +8,17 @@ from typing import Any
 
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
-from vigpipe.planning.profile import Amounts, Profile, check_fields, profile_of, read_costs
+from vigpipe.planning.profile import (
+    Amounts,
+    Profile,
+    check_fields,
+    is_amount,
+    profile_of,
+    read_costs,
+)
 
-WAYS_MARK = '"agreement_seconds": '  # in every such file
-_MOST = 1e18  # of seconds, bytes and counts, so that all sums and products stay finite
-_LEAST_SECONDS = 1e-9  # of a step
+WAYS_MARK = '"agreement_seconds": '  # text in every such file
+_LEAST_STEP_SECONDS = 1e-9
 
 Curve = tuple[tuple[float, float], ...]  # pairs of bytes and what belongs to them, bytes ascending
 
@@ -47,7 +52,7 @@ class Layers:
         profile: costs of the model's pieces, on one micro-batch.
         stages: block indices of every stage.
         num_microbatches: M.
-        rows: rows of the mean micro-batch.
+        rows: rows of the mean micro-batch; this and the following are its `Amounts`.
         others: amounts of all else that costs something.
         padded_rows: rows that are sent.
     """
@@ -70,20 +75,21 @@ class Way:
     """One way to use the ranks, and what its steps cost.
 
     Attributes:
-        name: of the way.
+        name: name of the way.
         options: what to type for it, behind what all ways share.
         is_same: whether a step is one rank's, up to rounding.
         num_ranks: ranks that take part.
         steps_per_epoch: steps that take every sub-graph once.
         why_not: why it is not there or was not measured; empty otherwise.
         seconds: seconds of a step while 1, 2, ... ranks of a host compute, without messages.
-        exchanges: bytes that a rank gives in an exchange, and how many of a step are so large.
-        sums: bytes of a tensor that is added up over the ranks, and how many of a step are.
+        exchanges: bytes that a rank gives in an exchange, and how many exchanges of a step are so
+            large.
+        sums: bytes of a tensor that is added up over the ranks, and how many tensors of a step are
+            so large.
         exchanged_bytes: what all ranks give one another in a step, without gradients of weights.
         gradient_bytes: bytes of the tensor in which these are added up.
         peak_bytes: memory of the fullest rank, that of a process without a model included.
-        sources: rows that a rank sums over, those of its halo included, to its own; of the rank
-            with most.
+        sources: how many times its own rows a rank sums over, its halo included; the largest.
         layers: what a pipeline is predicted from; the attributes from `seconds` on, but for
             `exchanged_bytes`, then follow from it.
     """
@@ -111,12 +117,12 @@ class Way:
 
 @dataclass(frozen=True)
 class Measured:
-    """The costs of all ways in which m ranks can train a model on a graph.
+    """The costs of all ways in which m = num_ranks ranks can train a model on a graph.
 
     Attributes:
         model: name of the model.
         options: what else the costs depend on, as text by name.
-        num_ranks: m.
+        num_ranks: ranks that the ways are for.
         ways: all of them, the single rank first.
         links: what messages cost.
         facts: hardware, threads per rank, versions, commit, date.
@@ -179,8 +185,9 @@ def _measured(table: Any) -> Measured:  # noqa: ANN401
 def _way(table: Any, num_ranks: int) -> Way:  # noqa: ANN401
     values = _values(Way, table)
     for name in ("name", "options", "why_not"):
-        if not isinstance(values[name], str) or not (values[name] == "" or _is_plain(values[name])):
-            raise ValueError(f"{name} of a way is {values[name]!r}")
+        text = values[name]
+        if not isinstance(text, str) or not text.isprintable() or len(text) >= 500:
+            raise ValueError(f"{name} of a way is {text!r}")
     if type(values["is_same"]) is not bool:
         raise ValueError(f"is_same is {values['is_same']!r}")
     if _count(values["num_ranks"], "num_ranks") not in (1, num_ranks):
@@ -188,7 +195,10 @@ def _way(table: Any, num_ranks: int) -> Way:  # noqa: ANN401
     _count(values["steps_per_epoch"], "steps_per_epoch")
     values["seconds"] = tuple(values["seconds"])
     for value in values["seconds"]:
-        if type(value) not in (int, float) or not _LEAST_SECONDS <= value <= 1 / _LEAST_SECONDS:
+        if (
+            type(value) not in (int, float)
+            or not _LEAST_STEP_SECONDS <= value <= 1 / _LEAST_STEP_SECONDS
+        ):
             raise ValueError(f"seconds holds {value!r}")
     for name in ("exchanges", "sums"):
         values[name] = _curve(values[name], name)
@@ -239,7 +249,7 @@ def _curve(pairs: Any, name: str) -> Curve:  # noqa: ANN401
 
 
 def _check_amount(value: Any, name: str) -> None:  # noqa: ANN401
-    if type(value) not in (int, float) or not 0 <= value <= _MOST or math.isnan(value):
+    if not is_amount(value):
         raise ValueError(f"{name} holds {value!r}")
 
 
@@ -247,7 +257,3 @@ def _count(value: Any, name: str) -> int:  # noqa: ANN401
     if type(value) is not int or not 1 <= value <= 1 << 20:
         raise ValueError(f"{name} is {value!r}")
     return value
-
-
-def _is_plain(text: str) -> bool:
-    return text.isprintable() and len(text) < 500
