@@ -242,7 +242,7 @@ def _version(device_type: str, index: int | None, name: str, is_fake: bool) -> s
         found = _find_version(device_type, name)
         if found == "Triton":
             if is_fake or not _can_compute():
-                return found  # A later call compares.
+                return found  # a later call compares
             found = "" if problem(name, torch.device(device_type, index or 0)) else found
         _versions[key] = found
     return _versions[key]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vigpipe.ops.call import call, can_call, num_threads, sizes
 
-_MANY = 1 << 14  # For so many numbers, a pass takes longer than the call of a C++ function.
+_MANY = 1 << 14  # numbers for which a pass takes longer than the call of a C++ function
 
 
 class DoubleSum:

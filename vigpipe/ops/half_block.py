@@ -88,7 +88,7 @@ def half_block(
     sums = _sums(parameters)
     if sums is None:
         return _HalfBlock.apply(x, scale, settings, None, *parameters)  # pyright: ignore[reportReturnType]
-    if not x.requires_grad:  # Without any input that does, there would be no backward.
+    if not x.requires_grad:  # without any such input there would be no backward
         x = x.detach().requires_grad_()
     held = _Held(tuple(parameters), sums)
     return _HalfBlock.apply(x, scale, settings, held)  # pyright: ignore[reportReturnType]

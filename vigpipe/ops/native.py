@@ -13,7 +13,7 @@ from vigpipe.ops.call import call, dtype_name, num_threads, sizes
 
 _MODE_BITS = {"max": 1, "mean": 2, "max_mean": 3, "sum": 4}
 _WITH_SELF = 8
-_MOST_IN_BYTE = 256  # With at most so many neighbours, the rank of one fits a byte.
+_MOST_IN_BYTE = 256  # most neighbours whose rank fits a byte
 
 
 def _computed_in(dtype: torch.dtype) -> torch.dtype:

@@ -58,7 +58,7 @@ def problem(name: str, device: torch.device) -> str:
 def _found(check: Callable[[torch.device], str], device: torch.device) -> str:
     try:
         wrong = check(device)
-    except Exception as error:  # Any compiler, assembler or driver may raise its own.
+    except Exception as error:  # any compiler, assembler or driver may raise its own
         return f"fails with {type(error).__name__}: {error}"
     return f"differs from plain torch ({wrong})" if wrong else ""
 

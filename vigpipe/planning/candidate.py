@@ -31,20 +31,7 @@ class Candidate:
     """One schedule and number of micro-batches that a search may choose, with good cuts for it.
 
     A cut is given by the bounds of its stages: 0, the first block of stage 1, ..., the number of
-    blocks.
-
-    Args:
-        profile: costs of the model's pieces.
-        request: the layouts to choose from, and their limits.
-        schedule: name of the schedule.
-        virtual_stages: V, stages that each rank holds.
-        num_microbatches: M, micro-batches of one replica.
-
-    Attributes:
-        num_stages: number of stages, S × V.
-        order: the actions of every rank of one pipeline.
-        microbatch_size: samples in the largest micro-batch.
-        cuts: cuts to start from, the best by the formula first; filled by `find_cuts`.
+    blocks. `find_cuts` fills `cuts`, the best by the formula first.
     """
 
     def __init__(
@@ -73,7 +60,7 @@ class Candidate:
         return memory_bytes(self.profile, self.request, self.order, stages, self.num_microbatches)
 
     def is_within_memory(self, bounds: Bounds) -> bool:
-        """Return whether every rank of a cut keeps to the memory limit."""
+        """Tell whether every rank of a cut keeps to the memory limit."""
         limit = self.request.memory_limit_bytes
         return limit is None or max(self.bytes_by_rank(bounds)) <= limit
 

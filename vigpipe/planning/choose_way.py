@@ -23,9 +23,9 @@ from vigpipe.planning.simulate import StageCosts, stretch
 from vigpipe.planning.step import Request, predict, stage_costs
 from vigpipe.planning.ways import Curve, Layers, Links, Measured, Way
 
-_FAR_OFF = 100.0  # a step may take this many times what its pieces do, and no more
-_TINY = 1e-12  # seconds
-_MATTERS = 0.02  # of a step: less is not given as a reason
+_FAR_OFF = 100.0  # largest ratio of a step to its pieces, either way round
+_TINY_SECONDS = 1e-12
+_LEAST_SHARE = 0.02  # least share of a step that is given as a reason
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Cluster:
     """The machines to predict for; None where those that were measured on are meant.
 
     Attributes:
-        latency_seconds: of a message between two ranks.
+        latency_seconds: seconds of a message between two ranks.
         bandwidth: bytes a second between them.
         ranks_per_host: ranks on each host; None if one host has all.
         memory_limit_bytes: memory that a rank may use; None for no limit.
@@ -85,13 +85,7 @@ class Outcome:
 
 
 class Choice(NamedTuple):
-    """What to take, and why.
-
-    Attributes:
-        best: the way to take.
-        outcomes: of all ways that were measured, in their order.
-        reason: one or more sentences.
-    """
+    """What to take, and why in one or more sentences, with the outcomes of all measured ways."""
 
     best: Outcome
     outcomes: tuple[Outcome, ...]
@@ -100,10 +94,6 @@ class Choice(NamedTuple):
 
 def choose(measured: Measured, cluster: Cluster) -> Choice:
     """Choose the fastest way that fits, among those whose steps are one rank's.
-
-    Args:
-        measured: what the ways cost.
-        cluster: where the ranks will be.
 
     Raises:
         InputError: none keeps to the memory limit, or none was measured.
@@ -176,8 +166,8 @@ def _predict_layers(way: Way, layers: Layers, measured: Measured, cluster: Clust
 def _calibration(way: Way, layers: Layers, measured: Measured) -> float:
     """Return how many times longer steps take than their pieces were timed.
 
-    What is known is the step of a rank alone: the single rank's, or where a pipeline takes other
-    steps, a replica's, which is of one sub-graph.
+    The step of a rank alone is known: the single rank's, or where a pipeline takes other steps, a
+    replica's, which is that of one sub-graph.
     """
     alone = next(
         (
@@ -193,11 +183,10 @@ def _calibration(way: Way, layers: Layers, measured: Measured) -> float:
     request = Request(1, 1, number, (number,), typical=layers.typical)
     blocks = tuple(range(len(layers.profile.blocks)))
     predicted = predict(layers.profile, request, (blocks,), "gpipe", 1, number).step_seconds
-    return min(_FAR_OFF, max(1 / _FAR_OFF, alone.seconds[0] / max(_TINY, predicted)))
+    return min(_FAR_OFF, max(1 / _FAR_OFF, alone.seconds[0] / max(_TINY_SECONDS, predicted)))
 
 
 def _scaled(costs: StageCosts, factor: float) -> StageCosts:
-    """Let all that a rank computes take so many times as long."""
     return replace(
         costs,
         forward=[[factor * seconds for seconds in of_stage] for of_stage in costs.forward],
@@ -208,18 +197,16 @@ def _scaled(costs: StageCosts, factor: float) -> StageCosts:
 
 
 class _Network:
-    """What messages between m ranks take.
+    """Predict messages between num_ranks ranks, from links that perhaps fewer ranks measured.
 
-    Args:
-        links: as measured, between perhaps fewer ranks.
-        cluster: says otherwise.
-        num_ranks: m.
+    A cluster whose latency or bandwidth is given counts instead.
     """
 
     def __init__(self, links: Links, cluster: Cluster, num_ranks: int) -> None:
         self._links, self._cluster, self._num_ranks = links, cluster, num_ranks
         self._is_described = cluster.latency_seconds is not None or cluster.bandwidth is not None
-        self._more = (num_ranks - 1) / max(1, links.num_ranks - 1)  # turns, to those measured
+        # How many times as many messages follow one another as between the ranks that measured.
+        self._relative_steps = (num_ranks - 1) / max(1, links.num_ranks - 1)
 
     @property
     def agreement(self) -> float:
@@ -228,25 +215,25 @@ class _Network:
             return 0.0
         if self._is_described:
             return 2 * (self._num_ranks - 1) * self._latency
-        return self._links.agreement_seconds * self._more
+        return self._links.agreement_seconds * self._relative_steps
 
     def exchange(self, num_bytes: float) -> float:
-        """Seconds in which every rank gives the others so many bytes."""
+        """Return the seconds in which every rank gives the others so many bytes."""
         if self._is_described:
             return self._latency + num_bytes / self._bandwidth
         first = self._links.exchanges[0][1]
-        return first * (self._more - 1) + at(self._links.exchanges, num_bytes)
+        return first * (self._relative_steps - 1) + at(self._links.exchanges, num_bytes)
 
     def sum(self, num_bytes: float) -> float:
-        """Seconds in which a tensor of so many bytes is added up."""
-        turns = 2 * (self._num_ranks - 1)
+        """Return the seconds in which a tensor of so many bytes is added up."""
+        steps = 2 * (self._num_ranks - 1)
         if self._is_described:
-            return turns * self._latency + turns / self._num_ranks * num_bytes / self._bandwidth
+            return steps * self._latency + steps / self._num_ranks * num_bytes / self._bandwidth
         first = self._links.sums[0][1]
         measured = self._links.num_ranks
-        share = (1 - 1 / self._num_ranks) / (1 - 1 / measured) if measured > 1 else 1.0
+        relative_bytes = (1 - 1 / self._num_ranks) / (1 - 1 / measured) if measured > 1 else 1.0
         rest = max(0.0, at(self._links.sums, num_bytes) - first)
-        return first * self._more + rest * share
+        return first * self._relative_steps + rest * relative_bytes
 
     @property
     def _latency(self) -> float:
@@ -259,21 +246,15 @@ class _Network:
 
 
 def at(curve: Curve, num_bytes: float) -> float:
-    """Return what a curve has for so many bytes: linear between its points and beyond the last.
-
-    Beyond the last, it goes on as between the last two, but does not fall.
-    """
+    """Interpolate a curve linearly; beyond its last point it goes on, but does not fall."""
     below = [point for point in curve if point[0] <= num_bytes]
-    if not below:
-        return curve[0][1]
-    if len(below) == len(curve) == 1:
+    if not below or len(curve) == 1:
         return curve[0][1]
     i = min(len(below), len(curve) - 1)
     (x0, y0), (x1, y1) = curve[i - 1], curve[i]
     slope = (y1 - y0) / (x1 - x0)
     if num_bytes > x1:
-        slope = max(0.0, slope)
-        return y1 + slope * (num_bytes - x1)
+        return y1 + max(0.0, slope) * (num_bytes - x1)
     return y0 + slope * (num_bytes - x0)
 
 
@@ -322,7 +303,7 @@ def _what_limits(outcome: Outcome, best: Outcome, cluster: Cluster) -> str:
         return f"{took}, with all the work on it"
     more = {name: getattr(parts, name) - getattr(best.parts, name) for name in Parts._fields}
     largest = max(more, key=lambda name: more[name])
-    if more[largest] < _MATTERS * step:
+    if more[largest] < _LEAST_SHARE * step:
         return f"{took}, hardly more"
     share = f"{getattr(parts, largest) / step:.0%} of a step"
     if largest == "messages":

@@ -42,10 +42,9 @@ def value(terms: Terms, bounds: Bounds) -> float:
 
 
 def best_cuts(terms: Terms) -> list[Bounds]:
-    """Find the best cut, and others with different values of the three terms.
+    """Find the best cut, and others with different values of the three terms, in the order of cost.
 
-    Returns:
-        Cuts in the order of their cost; empty if no cut is allowed.
+    There is none if no cut is allowed.
     """
     start = even_cut(terms.f + terms.b)
     if start is None:

@@ -53,8 +53,6 @@ _RANK, _HOST = 0, 1
 class Simulation:
     """The state of a simulation.
 
-    An event is (time, _RANK or _HOST, index of the rank or host, version of the host).
-
     Args:
         programs: the operations of every rank, in their order.
         num_ranks: S, ranks of one pipeline.

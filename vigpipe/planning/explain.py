@@ -11,20 +11,14 @@ from vigpipe.planning.step import Proposal, Request, predict
 from vigpipe.schedules import Schedule, is_legal
 from vigpipe.spans import COMPUTE, by_rank
 
-_WORTH = 0.99  # a change that leaves more than this share of the step is not mentioned
+_MOST_LEFT = 0.99  # largest share of the step that a change may leave to be mentioned
 
 
 def explain(profile: Profile, request: Request, proposal: Proposal) -> str:
-    """Say in one sentence which stage limits the step and what would make it shorter.
-
-    Args:
-        profile: costs of the model's pieces.
-        request: the request that the proposal answers.
-        proposal: a result of `search` or `predict`.
-    """
+    """Say in one sentence which stage limits the step and what would make it shorter."""
     limit = f"{_limiting(request, proposal)} of every {in_seconds(proposal.step_seconds)} step"
     others = sorted(_alternatives(profile, request, proposal), key=lambda other: other[0])
-    if not others or others[0][0] > _WORTH * proposal.step_seconds:
+    if not others or others[0][0] > _MOST_LEFT * proposal.step_seconds:
         return f"{limit}; nothing that was tried would make it 1 % shorter."
     step_seconds, what = others[0]
     change = f"{in_seconds(proposal.step_seconds)} -> {in_seconds(step_seconds)}"
@@ -51,10 +45,8 @@ def _alternatives(
     """Predict the step of every alternative: pairs of step seconds and what would differ."""
     costs, num_microbatches = proposal.costs, proposal.num_microbatches
     free = [0.0] * len(costs.features)
-    yield (
-        _step(profile, request, proposal, replace(costs, features=free, gradients=free)),
-        ("transfers that take no time"),
-    )
+    without = replace(costs, features=free, gradients=free)
+    yield _step(profile, request, proposal, without), "transfers that take no time"
     if request.num_replicas > 1:
         without = replace(costs, reduce=[0.0] * len(costs.reduce))
         yield _step(profile, request, proposal, without), "an all-reduce that takes no time"
@@ -131,5 +123,5 @@ def _blocks(blocks: tuple[int, ...]) -> str:
 
 
 def in_seconds(value: float) -> str:
-    """Return the text of a number of seconds in a sentence."""
+    """Write a number of seconds for a sentence."""
     return f"{value:.3g} s"

@@ -10,28 +10,20 @@ from vigpipe.schedules import orders
 from vigpipe.spans import step_seconds
 
 Interval = tuple[float, float]  # the shortest and the longest step in seconds
-SHARE = 0.9  # of runs whose step should lie inside
+SHARE = 0.9  # share of runs whose step should lie inside
 # Predictions were off by so much on quiet machines, as a standard deviation of logarithms: a median
 # of 2.2 to 2.7 %, 5.5 % at worst (docs/planning.md).
-_OF_THE_MODEL = 0.03
+_MODEL_ERROR = 0.03
 _LEAST_ROUNDS = 3
 
 
 def step_interval(profile: Profile, request: Request, proposal: Proposal) -> Interval | None:
-    """Return the interval that the step of 9 in 10 runs should lie in.
+    """Return the interval that the step of 9 in 10 runs should lie in; None with too few rounds.
 
     Every round of the profile says how fast 1, 2, ... ranks were at its time. A step is simulated
     for each of them; the logarithms of its seconds are taken as normally distributed, and those of
     a run to come as one more of them (a prediction interval, with Student's t), to which the error
     of the simulation itself is added.
-
-    Args:
-        profile: costs of the model's pieces.
-        request: the request that the proposal answers.
-        proposal: a result of `search` or `predict`.
-
-    Returns:
-        The interval; None if the profile has too few rounds.
     """
     num_rounds = len(profile.rounds)
     if num_rounds < _LEAST_ROUNDS:
@@ -39,24 +31,16 @@ def step_interval(profile: Profile, request: Request, proposal: Proposal) -> Int
     order = orders(
         proposal.schedule, request.num_ranks, proposal.virtual_stages, proposal.num_microbatches
     )
-    logs = [
-        log(
-            step_seconds(
-                simulate_step(
-                    replace(profile, slowdown=of_round),
-                    request,
-                    order,
-                    proposal.costs,
-                    proposal.schedule,
-                    distinct=True,
-                )
-            )
-        )
-        for of_round in profile.rounds
-    ]
+
+    def simulated(slowdown: tuple[float, ...]) -> float:
+        then = replace(profile, slowdown=slowdown)
+        costs, schedule = proposal.costs, proposal.schedule
+        return step_seconds(simulate_step(then, request, order, costs, schedule, distinct=True))
+
+    logs = [log(simulated(of_round)) for of_round in profile.rounds]
     z = NormalDist().inv_cdf((1 + SHARE) / 2)
     of_rounds = _student(z, num_rounds - 1) * stdev(logs) * (1 + 1 / num_rounds) ** 0.5
-    half = hypot(of_rounds, z * _OF_THE_MODEL)
+    half = hypot(of_rounds, z * _MODEL_ERROR)
     middle = fmean(logs)
     return (
         min(exp(middle - half), proposal.step_seconds),

@@ -21,35 +21,21 @@ def weight_bytes(profile: Profile, piece: Piece) -> int:
 
 
 def kept_bytes(profile: Profile, piece: Piece, microbatch_size: Size) -> int:
-    """Compute the bytes of activations that a piece keeps from forward to backward.
-
-    Args:
-        profile: the profile that the piece belongs to.
-        piece: the piece.
-        microbatch_size: of the micro-batch.
-    """
+    """Compute the bytes of activations that a piece keeps from forward to backward."""
     return math.ceil(profile.at(piece.activation_bytes, microbatch_size))
 
 
 def working_bytes(profile: Profile, piece: Piece, microbatch_size: Size) -> int:
-    """Estimate the bytes that a piece's backward needs beside its kept activations.
-
-    Args:
-        profile: the profile that the piece belongs to.
-        piece: the piece.
-        microbatch_size: of the micro-batch.
-    """
+    """Estimate the bytes that a piece's backward needs beside its kept activations."""
     gradient_bytes = math.ceil(profile.boundary_bytes(piece, microbatch_size))
     return kept_bytes(profile, piece, microbatch_size) + gradient_bytes
 
 
 def peak(actions: Sequence[Action], kept: Mapping[int, int]) -> int:
-    """Compute the most that the micro-batches in flight on a rank hold together.
+    """Compute the most bytes that the micro-batches in flight on a rank hold together.
 
-    Args:
-        actions: the rank's actions in their order.
-        kept: bytes that one micro-batch keeps, by stage of the rank. With 1 for every stage, the
-            result is the number of micro-batches in flight.
+    One micro-batch keeps `kept` bytes, by stage of the rank. With 1 for every stage, the result is
+    the number of micro-batches in flight.
     """
     held = most = 0
     for kind, stage, _ in actions:
@@ -69,11 +55,7 @@ def rank_bytes(
 ) -> int:
     """Compute the peak bytes of one rank in a training step, without Profile.base_bytes.
 
-    Args:
-        profile: costs of the model's pieces.
-        actions: the rank's actions in their order.
-        pieces: pieces of each stage that the rank holds, by stage index.
-        microbatch_size: of the largest micro-batch.
+    Pieces are by index of the rank's stages; the size is that of the largest micro-batch.
     """
     all_pieces = [piece for stage in pieces.values() for piece in stage]
     kept = {

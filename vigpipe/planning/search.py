@@ -29,7 +29,7 @@ from vigpipe.spans import step_seconds
 
 MAX_ACTIONS = 60_000
 NUM_PROPOSALS = 3
-_NEAR = 1.3  # a layout whose estimate is this many times the best step is not simulated
+_NEAR = 1.3  # largest estimate of a layout that is simulated, relative to the best step
 
 
 def search(profile: Profile, request: Request) -> list[Proposal]:
@@ -78,11 +78,9 @@ def search(profile: Profile, request: Request) -> list[Proposal]:
 
 
 class _Evaluated:
-    """The layouts that have been simulated so far.
+    """The layouts that have been simulated so far: their step seconds.
 
-    Attributes:
-        seconds: step seconds of every layout.
-        num_actions: forwards and backwards that have been simulated for them.
+    It counts the forwards and backwards that have been simulated for them, in `num_actions`.
     """
 
     def __init__(self, profile: Profile, request: Request) -> None:
@@ -92,7 +90,6 @@ class _Evaluated:
 
     @property
     def best(self) -> float:
-        """Step seconds of the fastest layout."""
         return min(self.seconds.values())
 
     def ranking(self) -> list[tuple[Candidate, Bounds]]:
@@ -142,7 +139,6 @@ def _neighbours(bounds: Bounds) -> Iterator[Bounds]:
 
 
 def _candidates(profile: Profile, request: Request) -> list[Candidate]:
-    """List every legal combination of schedule and number of micro-batches."""
     num_blocks, num_ranks = len(profile.blocks), request.num_ranks
     schedules: list[tuple[Schedule, int]] = [
         (name, v) for name, v in request.schedules if num_ranks * v <= num_blocks

@@ -110,19 +110,10 @@ def num_simulated(
     slowdown: Sequence[float] | None,
     ranks_per_host: int | None,
 ) -> int:
-    """Count the replicas that must be simulated.
+    """Count the replicas that must be simulated: one, or all.
 
     One is enough where all replicas share their hosts in the same way, because then they do the
     same at the same time.
-
-    Args:
-        num_ranks: S, ranks of one pipeline.
-        num_replicas: D, number of replicas.
-        slowdown: as in `simulate`.
-        ranks_per_host: as in `simulate`.
-
-    Returns:
-        1 or num_replicas.
     """
     if slowdown is None or ranks_per_host is None or num_ranks % ranks_per_host == 0:
         return 1
@@ -194,14 +185,14 @@ def _program(
             gives = message + 1
             left[stage] -= 1
         asks = needs + 2 if asks_next and received and microbatch + 1 < num_microbatches else -1
-        own = Operation(kind, stage, microbatch, seconds, needs, transfer, gives, asks=asks)
+        operation = Operation(kind, stage, microbatch, seconds, needs, transfer, gives, asks=asks)
         if kind == "backward" and reduces and reduce_before_send and left[stage] == 0:
             summing = Operation(
                 "all-reduce", stage, -1, costs.reduce[stage], gives=gives, meeting=stage
             )
-            program += [own._replace(gives=-1), summing]
+            program += [operation._replace(gives=-1), summing]
         else:
-            program.append(own)
+            program.append(operation)
     if reduces and not reduce_before_send:
         seconds = sum(costs.reduce[stage] for stage in left)
         program.append(Operation("all-reduce", -1, -1, seconds, meeting=position))

@@ -91,19 +91,10 @@ def predict(
     num_microbatches: int,
     costs: StageCosts | None = None,
 ) -> Proposal:
-    """Predict the step time of one cut by simulating a step.
+    """Predict the step time, bubble and memory of one cut by simulating a step.
 
-    Args:
-        profile: costs of the model's pieces.
-        request: its num_ranks, num_replicas, batch_size, ranks_per_host and sync are used.
-        stages: block indices of every stage.
-        schedule: name of the schedule.
-        virtual_stages: V, stages that each rank holds.
-        num_microbatches: M; must be legal for the schedule, and M × D at most the batch size.
-        costs: costs of the stages to use instead of the profile's, for "what if" questions.
-
-    Returns:
-        The layout with its predicted step time, bubble and memory.
+    M must be legal for the schedule, and M × D at most the batch size. The request's other limits
+    do not matter. Costs replace those of the profile, for "what if" questions.
     """
     order = orders(schedule, request.num_ranks, virtual_stages, num_microbatches)
     if costs is None:
@@ -131,19 +122,7 @@ def simulate_step(
     *,
     distinct: bool = False,
 ) -> list[Span]:
-    """Simulate a step with the request's replicas and hosts.
-
-    Args:
-        profile: its slowdown is used.
-        request: its num_replicas, ranks_per_host and sync are used.
-        order: the actions of every rank of one pipeline.
-        costs: costs of the stages, in seconds.
-        schedule: name of the schedule that the order belongs to.
-        distinct: leave out replicas that do the same as the first, as in `simulate`.
-
-    Returns:
-        The spans of the simulated ranks.
-    """
+    """Simulate a step with the request's replicas and hosts; for `distinct` see `simulate`."""
     return simulate(
         order,
         costs,
@@ -181,21 +160,12 @@ def pieces_of(profile: Profile, blocks: Sequence[int]) -> list[Piece]:
 def stage_costs(
     profile: Profile, request: Request, stages: Stages, num_microbatches: int
 ) -> StageCosts:
-    """Compute what every stage of a cut costs, in seconds.
+    """Compute what every stage of a cut costs, in seconds by stage and micro-batch.
 
     A transfer takes latency + bytes / bandwidth. Its bytes are those of the largest micro-batch,
     because the others are padded to its size; a stage drops the padding before it computes. Adding
     gradients up over D replicas goes around a ring: 2(D - 1) latencies, and 2(D - 1) / D of the
     bytes. The optimizer's time is shared out in proportion to the bytes of the weights.
-
-    Args:
-        profile: costs of the model's pieces.
-        request: its num_ranks, num_replicas, batch_size and sync are used.
-        stages: block indices of every stage.
-        num_microbatches: M, micro-batches of one replica.
-
-    Returns:
-        The costs by stage and micro-batch.
     """
     sizes = microbatch_sizes(request, num_microbatches)
     distinct_sizes = sorted(set(sizes))
@@ -222,17 +192,9 @@ def stage_costs(
 def reduce_seconds(
     profile: Profile, request: Request, weight_bytes: float, num_stages: int
 ) -> float:
-    """Compute the seconds that adding up a stage's gradients over the replicas takes.
+    """Compute the seconds of adding up a stage's gradients over the replicas; 0 with one replica.
 
-    Args:
-        profile: its latency and bandwidth are used.
-        request: its num_replicas, num_ranks and sync are used.
-        weight_bytes: bytes of the stage's weights.
-        num_stages: number of stages in the plan. A rank adds up the gradients of all its stages
-            at once, so its stages share the latency.
-
-    Returns:
-        Seconds; 0 with one replica.
+    A rank adds up the gradients of all its stages at once, so its stages share the latency.
     """
     # DDP adds up each stage on its own.
     at_once = 1 if request.sync == "ddp" else num_stages // request.num_ranks
@@ -249,13 +211,7 @@ def update_seconds(profile: Profile, weight_bytes: float) -> float:
 
 
 def boundary_seconds(profile: Profile, block: int, microbatch_size: Size) -> float:
-    """Compute the seconds of sending a block's output, or its gradient, to another rank.
-
-    Args:
-        profile: its latency and bandwidth are used.
-        block: index of the block whose output is sent.
-        microbatch_size: of the micro-batch.
-    """
+    """Compute the seconds of sending a block's output, or its gradient, to another rank."""
     size = profile.boundary_bytes(profile.blocks[block], microbatch_size)
     return profile.latency_seconds + size / profile.bandwidth
 
@@ -263,18 +219,7 @@ def boundary_seconds(profile: Profile, block: int, microbatch_size: Size) -> flo
 def memory_bytes(
     profile: Profile, request: Request, order: Orders, stages: Stages, num_microbatches: int
 ) -> tuple[int, ...]:
-    """Compute the peak memory of every rank of one pipeline, Profile.base_bytes included.
-
-    Args:
-        profile: costs of the model's pieces.
-        request: its num_ranks, num_replicas and batch_size are used.
-        order: the actions of every rank of one pipeline.
-        stages: block indices of every stage.
-        num_microbatches: M, micro-batches of one replica.
-
-    Returns:
-        Bytes, by rank.
-    """
+    """Compute the peak memory of every rank of one pipeline, Profile.base_bytes included."""
     largest = microbatch_sizes(request, num_microbatches)[0]
     return tuple(
         profile.base_bytes
