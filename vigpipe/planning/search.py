@@ -17,13 +17,7 @@ from vigpipe.planning.candidate import Candidate
 from vigpipe.planning.cuts import Bounds
 from vigpipe.planning.profile import Profile
 from vigpipe.planning.simulate import num_simulated
-from vigpipe.planning.step import (
-    Proposal,
-    Request,
-    predict,
-    simulate_step,
-    stage_costs,
-)
+from vigpipe.planning.step import Proposal, Request, predict, simulate_step, stage_costs
 from vigpipe.schedules import Schedule, is_legal
 from vigpipe.spans import step_seconds
 

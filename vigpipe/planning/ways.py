@@ -18,7 +18,7 @@ from vigpipe.planning.profile import (
 )
 
 WAYS_MARK = '"agreement_seconds": '  # text in every such file
-_LEAST_STEP_SECONDS = 1e-9
+_LEAST_SECONDS = 1e-9  # least seconds of a step
 
 Curve = tuple[tuple[float, float], ...]  # pairs of bytes and what belongs to them, bytes ascending
 
@@ -195,10 +195,7 @@ def _way(table: Any, num_ranks: int) -> Way:  # noqa: ANN401
     _count(values["steps_per_epoch"], "steps_per_epoch")
     values["seconds"] = tuple(values["seconds"])
     for value in values["seconds"]:
-        if (
-            type(value) not in (int, float)
-            or not _LEAST_STEP_SECONDS <= value <= 1 / _LEAST_STEP_SECONDS
-        ):
+        if type(value) not in (int, float) or not _LEAST_SECONDS <= value <= 1 / _LEAST_SECONDS:
             raise ValueError(f"seconds holds {value!r}")
     for name in ("exchanges", "sums"):
         values[name] = _curve(values[name], name)

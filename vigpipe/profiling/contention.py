@@ -11,27 +11,22 @@ from vigpipe.launch.device import synchronize
 from vigpipe.profiling.trial import Trial
 from vigpipe.run.step import train_step
 
-NUM_STEPS = 2  # of every rank in one round, for each number of ranks
-NUM_ROUNDS = 10  # at least, spread over the time that the profile takes
+NUM_STEPS = 2  # steps of every rank in one round, for each number of ranks
+NUM_ROUNDS = 10  # least rounds, spread over the time that the profile takes
 
 
 class Contention:
     """Measures a step while 1, 2, ... ranks train at the same time, over and over again.
 
     A quiet moment says little about an hour of training, so the rounds belong between the other
-    measurements. All ranks make one together, and call its methods together.
-
-    Args:
-        trial: the training step that this rank runs.
-        rank: position in the world.
-        world_size: number of ranks.
-        num_times: how often `measure` will be called.
+    measurements: they are spread over the calls of `measure`. All ranks make one together, and call
+    its methods together.
     """
 
     def __init__(self, trial: Trial, rank: int, world_size: int, num_times: int) -> None:
         self._trial, self._rank, self._world_size = trial, rank, world_size
         self._num_rounds = ceil(NUM_ROUNDS / num_times)
-        self._seconds: list[list[float]] = []  # by round and number of ranks
+        self._seconds: list[list[float]] = []  # [round][number of ranks - 1]
         self._round()  # the first steps are slower
 
     def measure(self) -> None:
@@ -52,7 +47,7 @@ class Contention:
         return tuple(tuple(s / alone for s in of_round) for of_round in self._seconds)
 
     def _round(self) -> list[float]:
-        """Return the seconds of a step of 1, 2, ... ranks, which take turns."""
+        """Return the seconds of a step of 1, 2, ... ranks, one number of ranks after the other."""
         return [self._step_seconds(n) for n in range(1, self._world_size + 1)]
 
     def _step_seconds(self, num_ranks: int) -> float:

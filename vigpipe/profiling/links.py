@@ -17,11 +17,11 @@ from vigpipe.planning.ways import Links
 from vigpipe.profiling.rehearse import CountedShards
 from vigpipe.profiling.transfers import measure_transfer
 
-NUM_ROUNDS = 2  # timed ones of a burst
+NUM_ROUNDS = 2  # timed rounds of a burst
 NUM_WARMUP = 1
 EXCHANGES = 1 << 10, 1 << 16, 1 << 20, 1 << 23  # bytes that a rank gives
 SUMS = 1 << 3, 1 << 16, 1 << 20, 1 << 23  # bytes of a tensor
-_COLUMNS = 64  # of each rank
+_COLUMNS_PER_RANK = 64
 
 
 class LinkMeter:
@@ -30,19 +30,15 @@ class LinkMeter:
     The speed of a machine may drift, so bursts belong between the rehearsals that they are compared
     with. Of an exchange, what a rank does for it by itself, such as writing what it gives, is taken
     off: a rehearsal has that (`rehearse`).
-
-    Args:
-        rank: position in the world.
-        world_size: number of ranks.
-        device: device of this rank.
     """
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
         self._rank, self._world_size, self._device = rank, world_size, device
         self._transfers: list[tuple[float, float]] = []  # latency and bandwidth, of each burst
         self._rounds: list[list[float]] = []  # seconds of every piece of work
-        self._given: list[int] = []  # bytes of each exchange
-        self._exchanges: list[Callable[[], object]] = []  # with the others, by itself, ...
+        self._given: list[int] = []  # bytes that a rank gives in each exchange
+        # Each exchange is there twice: with the others, then by itself.
+        self._exchanges: list[Callable[[], object]] = []
         self._sums: list[Callable[[], object]] = []
         self._small = torch.zeros(8, dtype=torch.float64, device=device)
         if world_size > 1:
@@ -51,7 +47,7 @@ class LinkMeter:
     def _prepare(self) -> None:
         world_size, device = self._world_size, self._device
         real, alone = Shards(dist.group.WORLD), CountedShards(world_size, self._rank)
-        columns = _COLUMNS * world_size
+        columns = _COLUMNS_PER_RANK * world_size
         for num_bytes in EXCHANGES:
             rows = max(1, num_bytes * world_size // (4 * columns * (world_size - 1)))
             x = torch.zeros(rows, columns, device=device)

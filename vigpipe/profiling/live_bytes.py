@@ -13,10 +13,7 @@ class LiveBytes(TorchDispatchMode):
     """Counts the bytes of the tensors that operators make while this is entered.
 
     A storage counts once, however many tensors are views of it, and until the last of them is gone.
-
-    Attributes:
-        now: bytes that exist now.
-        peak: most bytes that have existed at a time.
+    `now` counts the bytes that exist now, `peak` is the most that have existed at a time.
     """
 
     def __init__(self) -> None:

@@ -126,7 +126,6 @@ def measure_profile(
         for i, name in enumerate(names)
     ]
     update, fixed = update_seconds(tables[0])
-    facts = provenance()
     return Profile(
         model=run.config.model,
         options=cost_options(run),
@@ -148,7 +147,7 @@ def measure_profile(
             "device": device.type,
             "threads": torch.get_num_threads(),
             "date": time.strftime("%Y-%m-%d"),
-            **facts,
+            **provenance(),
         },
         amounts=amounts,
     )
@@ -157,16 +156,10 @@ def measure_profile(
 def microbatch_sizes_to_profile(
     batch_size: int, num_replicas: int, microbatches: Sequence[int], most: int
 ) -> list[int]:
-    """Choose the micro-batch sizes to profile for a plan that may use several.
+    """Choose at most `most` micro-batch sizes, ascending, to profile for a plan.
 
-    Args:
-        batch_size: B, samples of one optimizer step over all replicas.
-        num_replicas: D.
-        microbatches: the numbers M of micro-batches that the plan may choose from.
-        most: how many sizes to return at most.
-
-    Returns:
-        Ascending sizes; the smallest and the largest are among them.
+    The plan cuts batch_size samples over all replicas, and may choose from several numbers of
+    micro-batches. The smallest and the largest size are in the result.
     """
     sizes = sorted({ceil(batch_size / (num_replicas * m)) for m in microbatches})
     if len(sizes) <= most:

@@ -29,15 +29,11 @@ from vigpipe.run.step import complete_step, train_step
 
 
 class CountedShards(Shards):
-    """One of m ranks, without the others.
-
-    Args:
-        size: m.
-        place: of this rank.
+    """One rank of a group of m, without the others.
 
     Attributes:
-        given: bytes of each exchange since `begin_step`, and in how many so many were given.
-        summed: bytes of each tensor that was added up since then, and how many there were.
+        given: how often this rank gave so many bytes in an exchange since `begin_step`.
+        summed: how often a tensor of so many bytes was added up since then.
         marks: when this rank was ready with each of these, as `time.perf_counter` tells.
     """
 
@@ -85,9 +81,9 @@ class Counted(NamedTuple):
 
     Attributes:
         sent_bytes: what it gives to those that share its batch.
-        given: bytes of an exchange, and in how many so many are given.
-        summed: bytes of a tensor that is added up over the ranks, and how many there are.
-        peak_bytes: of all tensors that exist at a time, but for the graph itself.
+        given: how often it gives so many bytes in an exchange.
+        summed: how often a tensor of so many bytes is added up over the ranks.
+        peak_bytes: most bytes of all tensors that exist at a time, but for the graph itself.
     """
 
     sent_bytes: int
@@ -99,11 +95,8 @@ class Counted(NamedTuple):
 class Rehearsal(Steps):
     """One rank's share of the steps of a run whose other ranks are not there.
 
-    Args:
-        run: the run, with several ranks that share a batch, or replicas that take every step
-            together, or a single rank; with one stage.
-        rank: the rank whose share it is.
-        device: where it computes.
+    The run has one stage, and several ranks that share a batch, or replicas that take every step
+    together, or a single rank.
     """
 
     def __init__(self, run: Run, rank: int, device: torch.device) -> None:
@@ -113,11 +106,9 @@ class Rehearsal(Steps):
         super().__init__(run, rank, device, alone, self._shards)
 
     def timed(self) -> list[float]:
-        """Take a step, and time it.
+        """Take a step, and return the seconds of its stretches.
 
-        Returns:
-            The seconds of its stretches: from the begin to the first exchange, from there to the
-            next, ..., to the end.
+        They last from its begin to the first exchange, from there to the next, ..., to its end.
         """
         self._shards.begin_step()
         synchronize(self.device)
@@ -155,7 +146,7 @@ class Rehearsal(Steps):
         yield from _tensors_in((batch.inputs, batch.labels, batch.keys, batch.structures), set())
 
     def _is_of_graph(self, tensor: Tensor) -> bool:
-        """Whether a tensor is memory of the graph, which the process has anyway."""
+        """Tell whether a tensor is memory of the graph, which the process has anyway."""
         assert isinstance(self.state.run.job, GraphJob)
         graph = self.state.run.job.graph
         arrays = [graph.indptr, graph.sources(), graph.features]

@@ -10,9 +10,10 @@ from vigpipe.run.step import train_step
 from vigpipe.spans import COMPUTE
 from vigpipe.timing.recorder import Row
 
-NUM_TURNS = 4  # that a trial is timed in; each is at least one step, unless they take very long
-ENOUGH_SECONDS = 3.0  # of all turns: no further step begins after a turn's share of it
-MAX_SECONDS = 20.0  # of all turns: once they have taken so long, there are no more
+NUM_TURNS = 4  # turns of a trial; each has at least one step, unless steps take very long
+# Both are of all turns together: no step of a turn begins after its part of the first, and no turn
+# begins after the second.
+ENOUGH_SECONDS, MAX_SECONDS = 3.0, 20.0
 
 
 class TimedSteps:
@@ -20,9 +21,6 @@ class TimedSteps:
 
     The machine's speed changes within seconds. So all trials take turns, and each of them meets the
     same fast and slow moments; a trial timed in one go would meet a moment of its own.
-
-    Args:
-        trial: the training step.
     """
 
     def __init__(self, trial: Trial) -> None:
@@ -61,10 +59,8 @@ class TimedSteps:
 def piece_seconds(rows: Sequence[Row], piece: str, direction: str) -> float:
     """Return the seconds that a piece takes for one micro-batch, the median over the steps.
 
-    Args:
-        rows: rows of `TimedSteps`.
-        piece: `stem`, `block 3` or `readout`; the loss counts as part of the readout.
-        direction: `forward` or `backward`.
+    The piece is `stem`, `block 3` or `readout`, of which the loss counts as part; the direction is
+    `forward` or `backward`.
     """
     regions = (piece, "loss") if piece == "readout" else (piece,)
     return sum(

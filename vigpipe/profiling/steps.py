@@ -13,22 +13,14 @@ from vigpipe.run.facts import Run
 from vigpipe.run.rank import make_rank_state
 from vigpipe.run.step import complete_step, train_step
 
-_MOST_STEPS = 10**6  # of the run, whose end must not come
+_MOST_STEPS = 10**6  # more than are ever taken: the run's end must not come
 
 
 class Steps:
-    """One rank's share of the steps of a run.
+    """The steps of a run on one rank; how many steps the run has does not count.
 
-    Args:
-        run: the run; how many steps it has does not count.
-        rank: the rank whose share it is.
-        device: where it computes.
-        strategy: that of a rank without peers; by default the run's own.
-        shards: what stands for the ranks that share its batch, for a rank without peers.
-
-    Attributes:
-        state: of the rank.
-        batches: of the steps that follow.
+    A rank without peers gets a strategy of its own, and shards that stand for the ranks which share
+    its batch. `batches` are those of the steps that follow.
     """
 
     def __init__(

@@ -15,11 +15,6 @@ LARGE_BYTES = 1 << 22  # message that is timed for the bandwidth
 def measure_transfer(rank: int, world_size: int, device: torch.device) -> tuple[float, float]:
     """Exchange messages between ranks 0 and 1; all ranks call this together.
 
-    Args:
-        rank: position in the world.
-        world_size: number of ranks.
-        device: device of this rank.
-
     Returns:
         The seconds of a small message (latency), and the bytes per second of a large one
         (bandwidth), the same on every rank.

@@ -15,17 +15,15 @@ from vigpipe.timing.recorder import Recorder
 
 NUM_WARMUP = 2  # steps that are not timed
 MAX_STEPS = 30  # timed steps of one micro-batch size
-_MAX_MICROBATCHES = 2  # of a step that is timed
+_MAX_MICROBATCHES = 2  # most micro-batches of a timed step
 
 Trial = tuple[RankState, ReplicaBatch]
 
 
 def trial_steps(run: Run, microbatch_sizes: Sequence[int]) -> list[TrialStep]:
-    """Return the steps of at most two micro-batches that the costs are measured on.
+    """Return the steps of at most two micro-batches that the costs of these sizes are measured on.
 
-    Args:
-        run: says which model, data and options; its layout is not used.
-        microbatch_sizes: rows of a micro-batch that costs should be known for.
+    The layout of the run is not used.
     """
     return run.job.trials(microbatch_sizes, _MAX_MICROBATCHES)
 
@@ -33,10 +31,7 @@ def trial_steps(run: Run, microbatch_sizes: Sequence[int]) -> list[TrialStep]:
 def make_trial(run: Run, step: TrialStep, device: torch.device) -> Trial:
     """Build the unsplit model with a recorder, and read the batch of one step.
 
-    Args:
-        run: says which model, data and options; its layout is not used.
-        step: the step.
-        device: device of this rank.
+    The layout of the run is not used.
     """
     layout = Layout(num_microbatches=step.num_microbatches)
     unsplit = replace(run.unsplit(), config=step.config, layout=layout)

@@ -39,21 +39,18 @@ from vigpipe.run.provenance import provenance
 from vigpipe.run.room import memory_bytes
 
 NUM_WARMUP = 2  # steps of a rehearsal that are not timed
-NUM_ROUNDS = 4  # over all ways
+NUM_ROUNDS = 4  # rounds over all ways
 MIN_STEPS, MAX_STEPS = 1, 10  # timed steps of a way in a round
-ENOUGH_SECONDS = 2.0  # for the timed steps of a rank alone, in all rounds
-_MICROBATCHES_PER_STAGE = 4  # of a pipeline whose steps are not those of one rank
+ENOUGH_SECONDS = 2.0  # aimed at for the timed steps of a rank alone, in all rounds
+_MICROBATCHES_PER_STAGE = 4  # where a pipeline's steps are not those of one rank
 _KEPT_LAYERS = 6  # activations of a layer that a step holds at a time, about, for `_needs`
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way that may be measured.
+    """A way that may be measured, and the options in which it differs from a run on one rank.
 
-    Attributes:
-        name: of the way.
-        options: in which it differs from a run on one rank.
-        is_same: whether a step is one rank's.
+    `is_same` says whether its steps are those of one rank.
     """
 
     name: str
@@ -62,11 +59,9 @@ class Candidate:
 
 
 def list_ways(config: TrainConfig, num_ranks: int) -> list[Candidate]:
-    """List the ways in which ranks can train on a graph.
+    """List the ways in which m = num_ranks ranks can train on a graph.
 
-    Args:
-        config: options of a run on one rank, with those of the sampler filled in.
-        num_ranks: m.
+    The options are those of a run on one rank, with those of the sampler filled in.
     """
     m, total = num_ranks, config.microbatches
     ways = [
@@ -93,11 +88,9 @@ def list_ways(config: TrainConfig, num_ranks: int) -> list[Candidate]:
 
 
 def on_one_rank(run: Run, config: TrainConfig) -> Run:
-    """Return the run of a single rank that takes the same steps.
+    """Return the run of a single rank that takes the same steps as a run without stages.
 
-    Args:
-        run: in any layout without stages.
-        config: the options; their --microbatches are kept, and auto is 1.
+    The --microbatches of the options are kept, and auto is 1.
     """
     number = config.microbatches if isinstance(config.microbatches, int) else 1
     alone = {"stages": 1, "dp": 1, "shards": 1, "microbatches": number, "virtual_stages": 1}
@@ -109,12 +102,7 @@ def on_one_rank(run: Run, config: TrainConfig) -> Run:
 
 
 def arrange(run: Run, candidate: Candidate, device: torch.device) -> Run:
-    """Return the run of a way.
-
-    Args:
-        run: on one rank.
-        candidate: the way.
-        device: device of this rank.
+    """Return the run of a way, made from that of one rank.
 
     Raises:
         InputError: there is no such way for this model and graph.
@@ -141,23 +129,15 @@ def arrange(run: Run, candidate: Candidate, device: torch.device) -> Run:
 
 
 def ways_options(run: Run) -> dict[str, str]:
-    """Return the options that the costs of all ways depend on, as text by name.
-
-    Args:
-        run: on one rank.
-    """
+    """Return the options that the costs of all ways depend on, as text by name."""
     names = "dropout", "microbatches"
     return {**cost_options(run), **{name: str(getattr(run.config, name)) for name in names}}
 
 
 def measure_ways(run: Run, rank: int, device: torch.device, num_ranks: int) -> Measured:
-    """Measure every way; all ranks call this together.
+    """Measure every way to use m = num_ranks ranks, of which this world may have fewer.
 
-    Args:
-        run: on one rank.
-        rank: position in the world.
-        device: device of this rank.
-        num_ranks: m, ranks to plan for; perhaps more than there are in this world.
+    The run is that of one rank. All ranks call this together.
 
     Returns:
         The costs, on rank 0; on others those of pipelines are missing.
@@ -168,7 +148,6 @@ def measure_ways(run: Run, rank: int, device: torch.device, num_ranks: int) -> M
     world = _World(rank, dist.get_world_size() if dist.is_initialized() else 1, device)
     base_bytes = max(world.gathered(peak_bytes(device)))
     ways: list[Way] = []
-    options = ways_options(run)
     shares: dict[int, _Share] = {}
     pipelines: dict[int, Run] = {}
     for i, candidate in enumerate(list_ways(run.config, num_ranks)):
@@ -211,6 +190,7 @@ def measure_ways(run: Run, rank: int, device: torch.device, num_ranks: int) -> M
         "date": time.strftime("%Y-%m-%d"),
         **provenance(),
     }
+    options = ways_options(run)
     return Measured(run.config.model, options, num_ranks, tuple(ways), meter.links(), facts)
 
 
@@ -251,10 +231,10 @@ def _count_shares(
     counted: list[Counted] = []
     own: Rehearsal | None = None
     gradient_bytes = 0
-    # Where all replicas do the same, that of the first rank is counted.
-    places = order if layout.num_shards > 1 else order[:1]
-    for place in places[world.rank :: world.size]:
-        rehearsal = Rehearsal(run, place, device)
+    # Where all replicas do the same, the share of the first rank is counted.
+    ranks = order if layout.num_shards > 1 else order[:1]
+    for rank in ranks[world.rank :: world.size]:
+        rehearsal = Rehearsal(run, rank, device)
         for _ in range(NUM_WARMUP):
             rehearsal.timed()
         counted.append(rehearsal.count())
@@ -341,7 +321,6 @@ def _middle(values: np.ndarray) -> float:
 def _measure_layers(
     way: Way, run: Run, world: _World, base_bytes: int, before: Sequence[Way]
 ) -> Way:
-    """Measure the pieces of the model for a pipeline of layers."""
     slowdown = (1.0,)
     for other in before:
         if other.num_ranks > 1 and other.seconds:  # what ranks that compute at once lose
@@ -352,18 +331,8 @@ def _measure_layers(
     typical = run.job.typical_microbatch
     assert isinstance(typical, Amounts)
     profile = replace(profile, base_bytes=base_bytes)
-    num_microbatches = run.layout.num_microbatches
-    return replace(
-        way,
-        layers=Layers(
-            profile,
-            run.plan.stages,
-            num_microbatches,
-            typical.rows,
-            typical.others,
-            typical.padded_rows,
-        ),
-    )
+    layers = Layers(profile, run.plan.stages, run.layout.num_microbatches, *typical)
+    return replace(way, layers=layers)
 
 
 def _work(run: Run) -> np.ndarray:
@@ -371,8 +340,7 @@ def _work(run: Run) -> np.ndarray:
     job, layout = run.job, run.layout
     assert isinstance(job, GraphJob)
     if layout.num_shards > 1 and run.config.split == "halo":
-        graph = job.graph
-        shares = job.shares
+        graph, shares = job.graph, job.shares
         return work_of_parts(graph.targets(), graph.sources(), shares.parts, shares.num_parts)
     return np.ones((layout.world_size, 3))
 
@@ -386,8 +354,7 @@ def _needs(run: Run) -> float:
     sampler, graph = job.sampler, job.graph
     features = 0 if are_sparse(graph.features) else graph.num_features
     numbers = features + _KEPT_LAYERS * config.layers * config.width
-    rows = sampler.most_nodes * numbers * run.dtype.itemsize / run.layout.num_shards
-    return rows
+    return sampler.most_nodes * numbers * run.dtype.itemsize / run.layout.num_shards
 
 
 def _as_curve(counts: Counter[int]) -> tuple[tuple[float, float], ...]:
