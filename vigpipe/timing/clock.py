@@ -13,9 +13,8 @@ NUM_EXCHANGES = 20
 class Clock(Protocol):
     """A clock of a device: stamps and marks are cheap, and are turned into seconds later.
 
-    Attributes:
-        stamp: makes a stamp of the current step, which is valid until the next step begins.
-        mark: makes a stamp that stays valid.
+    `stamp` makes a stamp of the current step, which is valid until the next step begins; `mark`
+    makes one that stays valid.
     """
 
     stamp: Callable[[], Any]
@@ -73,19 +72,19 @@ class CudaClock:
     def __init__(self) -> None:
         self._events: list[torch.cuda.Event] = []
         self._used = 0
-        self.stamp = self._stamp
 
     def begin(self) -> None:
         """Record the first event of a step; the events of earlier steps are used again."""
         self._used = 0
         self._first_seconds = time.perf_counter()
-        self._first = self._stamp()
+        self._first = self.stamp()
 
     def finish(self) -> None:
         """Wait until the GPU has reached the last event."""
         torch.cuda.synchronize()
 
-    def _stamp(self) -> torch.cuda.Event:
+    def stamp(self) -> torch.cuda.Event:
+        """Record an event that the next step uses again."""
         if self._used == len(self._events):
             self._events.append(torch.cuda.Event(enable_timing=True))
         event = self._events[self._used]
@@ -134,11 +133,7 @@ class Lap(NamedTuple):
 
 
 class Stopwatch:
-    """Times a step, and in it what is done between entering and leaving.
-
-    Args:
-        clock: clock of the device.
-    """
+    """Times a step, and in it what is done between entering and leaving."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -192,7 +187,7 @@ def read_clocks() -> list[ClockReading]:
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return [ClockReading(now, 0.0, 0.0)]
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    readings = torch.zeros(world_size, 3, dtype=torch.float64)  # of the host: over gloo
+    readings = torch.zeros(world_size, 3, dtype=torch.float64)  # on the host, so gloo sends it
     readings[0, 0] = now
     box = torch.zeros(1, dtype=torch.float64)
     for other in range(1, world_size):
@@ -217,31 +212,22 @@ def read_clocks() -> list[ClockReading]:
 
 
 def on_rank_0(seconds: float, first: ClockReading, last: ClockReading) -> float:
-    """Translate a time of a rank's clock to that of rank 0.
+    """Translate a time of a rank's clock to that of rank 0, between two readings of that rank.
 
     Clocks of two hosts run at slightly different rates, so the offset is interpolated linearly
-    between two readings. Between them, the error is at most the larger of theirs as long as the
+    between the readings. Between them, the error is at most the larger of theirs as long as the
     rates do not change; how much a change of the rates adds is not known.
-
-    Args:
-        seconds: on the rank's clock.
-        first: of that rank, before `seconds`.
-        last: of that rank, after `seconds`.
     """
     share = (seconds - first.at) / (last.at - first.at)
     return seconds - (first.offset + share * (last.offset - first.offset))
 
 
 def clock_error(first: Sequence[ClockReading], last: Sequence[ClockReading]) -> float:
-    """How far the times of one event on two ranks may be apart after `on_rank_0`, in seconds.
+    """Bound how far the times of one event on two ranks may be apart after `on_rank_0`, in seconds.
 
     Each rank's error is bounded by the larger one of its two readings; two ranks may err in
     opposite directions, so the bound is the sum of the two largest. It holds for clocks whose rates
-    do not change between the readings.
-
-    Args:
-        first: the readings of all ranks, by rank.
-        last: the later readings, by rank.
+    do not change between the readings, which are by rank.
     """
     bounds = [max(a.error, b.error) for a, b in zip(first, last, strict=True)]
     return sum(sorted(bounds)[-2:])

@@ -11,6 +11,7 @@ gradient of its result has been computed, and ends when that of its inputs has.
 
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -69,13 +70,8 @@ class Row:
 class Event(NamedTuple):
     """One pass through a region of the model.
 
-    Attributes:
-        name: path of the region, such as `block 3/grapher`.
-        direction: forward, backward or recompute.
-        stage: index of the stage in the plan.
-        microbatch: index among the replica's micro-batches.
-        start: beginning in seconds, on this host's clock.
-        end: end in seconds, on this host's clock.
+    The name is the path of the region, such as `block 3/grapher`; the direction is forward,
+    backward or recompute. Start and end are in seconds on this host's clock.
     """
 
     name: str
@@ -89,13 +85,8 @@ class Event(NamedTuple):
 class Step(NamedTuple):
     """A recorded step of one rank.
 
-    Attributes:
-        phase: training or evaluation.
-        step: number of the step, or of the test batch.
-        spans: what the rank did, without gaps, on this host's clock.
-        events: passes through regions of the model; kept for the last NUM_CLOSE_STEPS steps of a
-            phase with full batches, and of those with partial ones; empty for the others.
-        is_full: whether its batch was a full one.
+    Spans are without gaps, on this host's clock. Events are kept for the last NUM_CLOSE_STEPS steps
+    of a phase with full batches, and of those with partial ones; they are empty for the others.
     """
 
     phase: Phase
@@ -105,7 +96,7 @@ class Step(NamedTuple):
     is_full: bool = True
 
 
-_Place = tuple[str, int, int]  # a region's path, stage and micro-batch
+_Pass = tuple[str, int, int]  # a region's path, stage and micro-batch
 
 
 class Recorder:
@@ -133,26 +124,22 @@ class Recorder:
     ) -> None:
         self.clock, self.rank, self.replica = clock, rank, replica
         self.num_warmup, self.num_steps = num_warmup, num_steps
-        self._num_seen: dict[Phase, int] = {"train": 0, "test": 0}
-        self._num_recorded: dict[tuple[Phase, bool], int] = {
-            (phase, is_full): 0 for phase in PHASES for is_full in (True, False)
-        }
+        self._num_seen: Counter[Phase] = Counter()
+        self._num_recorded: Counter[tuple[Phase, bool]] = Counter()  # by whether batches are full
         self.rows: list[Row] = []
         self.steps: dict[Phase, list[Step]] = {"train": [], "test": []}
         self.num_stamps = 0
         self._phase: Phase | None = None
         self._step = 0
-        self._samples = self._full_batch = 0  # of the step's batch
+        self._samples = self._full_batch = 0  # as in the step's rows
         self._last: tuple[Phase, int, float] | None = None  # the previous step, and when it ended
         self._spans: list[tuple[Kind, int, int, Any, Any]] = []
         self._open: tuple[Kind | None, int, int, Any] = (None, -1, -1, None)
         self._path: list[str] = []
         self._events: list[tuple[str, str, int, int, Any, Any]] = []
-        self._begun: dict[_Place, Any] = {}  # regions whose backward has begun
-        self._watched: tuple[Any, list[_Place]] = (
-            None,
-            [],
-        )  # the last result, and the regions that it is the result of
+        self._begun: dict[_Pass, Any] = {}  # passes whose backward has begun
+        # The last result, weakly, and the passes that it is the result of.
+        self._watched: tuple[Any, list[_Pass]] = (None, [])
 
     # ---- a step ------------------------------------------------------------------------------
 
@@ -162,12 +149,8 @@ class Recorder:
     ) -> Iterator[None]:
         """Record what happens inside, if this is one of the steps to be recorded.
 
-        Args:
-            phase: training or evaluation.
-            number: number of the training step. Test batches are counted here instead, from one
-                evaluation on to the next.
-            samples: what its batch is made of; see `Row`.
-            full_batch: how many of these a full batch is made of.
+        The number is that of the training step; test batches are counted here instead, from one
+        evaluation on to the next. For `samples` and `full_batch` see `Row`.
         """
         is_full = samples >= full_batch
         self._num_seen[phase] += 1
@@ -178,15 +161,12 @@ class Recorder:
         self._num_recorded[phase, is_full] += 1
         self._samples, self._full_batch = samples, full_batch
         start = time.perf_counter()
-        self._begin(phase, number if phase == "train" else self._num_seen[phase])
+        self._phase, self._step = phase, number if phase == "train" else self._num_seen[phase]
+        self.clock.begin()
+        self._open = ("other", -1, -1, self.clock.stamp())
         yield
         self.clock.finish()
         self._end(time.perf_counter() - start)
-
-    def _begin(self, phase: Phase, step: int) -> None:
-        self._phase, self._step = phase, step
-        self.clock.begin()
-        self._open = ("other", -1, -1, self.clock.stamp())
 
     def _end(self, seconds: float) -> None:
         assert self._phase is not None
@@ -248,17 +228,13 @@ class Recorder:
     ) -> None:
         """End the current span, and begin another one.
 
-        Args:
-            kind: kind of the span that begins.
-            stage: index of its stage in the plan; -1 for none.
-            microbatch: index of its micro-batch; -1 for none.
-            gap: kind of the span that ends, if the rank has called `leave` or begun to send
-                before; None to keep it.
+        Stage and micro-batch are -1 for none. If the rank has called `leave` or begun to send
+        before, `gap` is the kind of the span that ends.
         """
         if self._phase is None:
             return
         now = self.clock.stamp()
-        if kind == "all-reduce":  # inside DDP's backward, which has nothing else left to do
+        if kind == "all-reduce":  # DDP does this inside its backward, which has nothing else left
             self._close_backward(now)
         ended, its_stage, its_microbatch, start = self._open
         if gap is not None and ended in (None, "send"):
@@ -289,16 +265,7 @@ class Recorder:
     # ---- regions -----------------------------------------------------------------------------
 
     def region(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:  # noqa: ANN401
-        """Run a region of the model and record it; this is a Listener of vigpipe.model.regions.
-
-        Args:
-            name: name of the region within the one around it.
-            function: what the region computes.
-            inputs: arguments of the function.
-
-        Returns:
-            The result of the function.
-        """
+        """Run a region of the model and record it; this is a Listener of vigpipe.model.regions."""
         if self._phase is None:
             return function(*inputs)
         kind, stage, microbatch, _ = self._open
@@ -317,34 +284,33 @@ class Recorder:
             self._watch_backward((path, stage, microbatch), aliases, result)
         return result
 
-    def _watch_backward(self, place: _Place, aliases: tuple[Any, ...], result: Any) -> None:  # noqa: ANN401
+    def _watch_backward(self, forward: _Pass, aliases: tuple[Any, ...], result: Any) -> None:  # noqa: ANN401
         outputs = result if isinstance(result, tuple) else (result,)
         last = next((y for y in outputs if isinstance(y, Tensor) and y.requires_grad), None)
         if last is None:
             return
-        watched, places = self._watched
-        if (
-            watched is not None and watched() is last
-        ):  # also the result of a region inside: both begin together
-            places.append(place)
+        watched, passes = self._watched
+        if watched is not None and watched() is last:
+            # It is also the result of a region inside, whose backward begins at the same time.
+            passes.append(forward)
         else:
-            places = [place]
-            self._watched = (weakref.ref(last), places)
-            last.register_hook(partial(self._begin_backward, places))
+            passes = [forward]
+            self._watched = (weakref.ref(last), passes)
+            last.register_hook(partial(self._begin_backward, passes))
         first = next((x for x in aliases if isinstance(x, Tensor) and x.requires_grad), None)
         if first is not None:
-            first.register_hook(partial(self._end_backward, place))
+            first.register_hook(partial(self._end_backward, forward))
 
-    def _begin_backward(self, places: list[_Place], gradient: Tensor) -> None:
+    def _begin_backward(self, passes: list[_Pass], gradient: Tensor) -> None:
         if self._phase is not None:
             now = self.clock.stamp()
-            for place in places:
-                self._begun.setdefault(place, now)
+            for forward in passes:
+                self._begun.setdefault(forward, now)
 
-    def _end_backward(self, place: _Place, gradient: Tensor) -> None:
-        start = self._begun.pop(place, None)
+    def _end_backward(self, forward: _Pass, gradient: Tensor) -> None:
+        start = self._begun.pop(forward, None)
         if start is not None:
-            path, stage, microbatch = place
+            path, stage, microbatch = forward
             self._events.append((path, "backward", stage, microbatch, start, self.clock.stamp()))
 
     def _close_backward(self, now: Any) -> None:  # noqa: ANN401
