@@ -17,14 +17,8 @@ PARTS = ("compute", *(kind for kind in KINDS if kind not in COMPUTE), "unaccount
 class Account:
     """Where the time of one rank's training steps goes: means over timed steps, in seconds.
 
-    The steps are those with full batches, or all of them if none has one.
-
-    Attributes:
-        rank: position in the world.
-        replica: index of the rank's replica.
-        stages: indices of the plan's stages that the rank holds.
-        step_seconds: seconds of the whole step, measured apart from its spans.
-        seconds: seconds of each of PARTS, which add up to step_seconds.
+    The steps are those with full batches, or all of them if none has one. The whole step, which is
+    measured apart from its spans, is the sum of `seconds`, by PARTS.
     """
 
     rank: int

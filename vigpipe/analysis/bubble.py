@@ -40,15 +40,8 @@ def explain_bubble(
     """Explain the bubble by comparing simulations of the measured steps.
 
     Every reason is the difference of two simulated schedules, from one with equal stages to one
-    with the measured times of every micro-batch, as a share of the measured step.
-
-    Args:
-        accounts: accounts of all ranks.
-        steps: recorded steps by rank, with the spans that the simulations are made from.
-        layout: degrees of parallelism and the schedule.
-
-    Returns:
-        The bubble, or None if there is one stage or no recorded step.
+    with the measured times of every micro-batch, as a share of the measured step. The
+    result is None with one stage or without a recorded step.
     """
     if layout.pipeline_size == 1 or not accounts or not all(steps.get(a.rank) for a in accounts):
         return None

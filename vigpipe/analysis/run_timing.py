@@ -25,13 +25,7 @@ from vigpipe.timing.clock import ClockReading, clock_error, make_clock, on_rank_
 from vigpipe.timing.cost import stamp_seconds
 from vigpipe.timing.partial import partial_batches, partial_sentence
 from vigpipe.timing.recorder import PHASES, Phase, Recorder, Row, Step
-from vigpipe.timing.tables import (
-    statistics,
-    step_statistics,
-    study_table,
-    tables,
-    write_rows,
-)
+from vigpipe.timing.tables import statistics, step_statistics, study_table, tables, write_rows
 from vigpipe.timing.timeline import draw_timeline
 from vigpipe.timing.trace import write_trace
 
@@ -107,16 +101,7 @@ class Timing:
 
 
 def make_recorder(run: Run, rank: int, device: torch.device) -> Recorder | None:
-    """Make the recorder of a rank.
-
-    Args:
-        run: the run.
-        rank: position in the world.
-        device: device of this rank.
-
-    Returns:
-        The recorder, or None if the run is not timed.
-    """
+    """Make the recorder of a rank; None if the run is not timed."""
     config = run.config
     if not (config.timing or config.trace):
         return None
@@ -132,10 +117,8 @@ def make_recorder(run: Run, rank: int, device: torch.device) -> Recorder | None:
 def gather_timing(rank_state: RankState, first_clocks: Sequence[ClockReading]) -> Timing | None:
     """Gather what all ranks have recorded; all ranks call this together.
 
-    Args:
-        rank_state: of this rank, with a recorder.
-        first_clocks: what `read_clocks` returned before the first recorded step. The clocks are
-            read a second time here.
+    The first clocks are what `read_clocks` returned before the first recorded step; the clocks are
+    read a second time here.
 
     Returns:
         The timing on the rank that writes the run's files, None on the others.
@@ -165,7 +148,7 @@ def gather_timing(rank_state: RankState, first_clocks: Sequence[ClockReading]) -
         rows=all_rows,
         steps={
             phase: {rank: steps[phase] for rank, (_, steps, *_) in enumerate(by_rank)}
-            for phase in ("train", "test")
+            for phase in PHASES
         },
         clock_error_seconds=clock_error(first_clocks, last_clocks),
         overhead=0.0 if train is None else max(cost for *_, cost, _ in by_rank) / train.median,
@@ -201,11 +184,7 @@ def _gathered(own: Any, rank_state: RankState) -> list[Any] | None:  # noqa: ANN
 def write_timing(timing: Timing, run: Run, folder: Path, device: torch.device) -> None:
     """Write timing.csv, timing.md, timeline.json and, with --trace, the trace and the pictures.
 
-    Args:
-        timing: the gathered timing.
-        run: the run that was timed.
-        folder: folder of the run's files.
-        device: device of this rank, whose hardware timing.md names.
+    timing.md names the hardware of the device, which is that of this rank.
     """
     write_rows(timing.rows, folder / "timing.csv")
     (folder / "timing.md").write_text(
@@ -257,9 +236,7 @@ def _since_begin(spans: Sequence[Span]) -> list[Sequence[object]]:
 def describe(timing: Timing, fmt: str = "simple") -> str:
     """Describe the timing for people to read.
 
-    Args:
-        timing: the gathered timing.
-        fmt: `simple` for the first tables as text, `github` for all of them in Markdown.
+    The format is `simple` for the first tables as text, or `github` for all of them in Markdown.
     """
     heading = "## " if fmt == "github" else ""
     train = step_statistics(timing.rows, "train")

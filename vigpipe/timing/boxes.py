@@ -54,11 +54,9 @@ def places_of_stages(spans: Iterable[Span]) -> dict[int, int]:
 
 
 def by_look(spans: Iterable[Span], places: Mapping[int, int]) -> dict[Look, list[Span]]:
-    """Group spans by how they look, in the order of KINDS, a rank's first stage first.
+    """Group spans of a step by how they look, in the order of KINDS, a rank's first stage first.
 
-    Args:
-        spans: of one step.
-        places: from `places_of_stages`, of all steps that are drawn together.
+    Places come from `places_of_stages`, called with all steps that are drawn together.
     """
     groups: dict[tuple[Kind, int], list[Span]] = {}
     for span in spans:

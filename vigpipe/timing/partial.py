@@ -23,7 +23,7 @@ class PartialBatch(NamedTuple):
         phase: training or evaluation.
         samples: what such a batch is made of: images, or sub-graphs.
         full_batch: how many of these a full one is made of.
-        seconds: of each of the steps, on the slowest rank.
+        seconds: seconds of each of the steps, on the slowest rank.
         are_counted: whether figures count them, because no recorded step of the phase has a full
             batch.
     """
@@ -70,9 +70,7 @@ def _in_milliseconds(seconds: Sequence[float]) -> str:
 def partial_sentence(batch: PartialBatch, members: str = "samples") -> str:
     """Say how long the steps with a partial batch took, and whether other figures count them.
 
-    Args:
-        batch: the steps.
-        members: what batches are made of; see `vigpipe.job.fill.members`.
+    `members` names what batches are made of; see `vigpipe.job.fill.members`.
     """
     number, (one, several) = len(batch.seconds), STEPS[batch.phase]
     others = "other figures leave it out"

@@ -25,14 +25,7 @@ DIRECTIONS = ("", "forward", "recompute", "backward")
 class Statistics:
     """Statistics of the seconds that something took, one value per step.
 
-    Attributes:
-        mean: mean in seconds.
-        std: standard deviation of the sample in seconds; 0 for a single value.
-        min: smallest value in seconds.
-        max: largest value in seconds.
-        median: median in seconds.
-        p95: 95th percentile in seconds.
-        count: number of values.
+    The standard deviation is that of the sample, 0 for a single value; p95 is the 95th percentile.
     """
 
     mean: float
@@ -108,11 +101,8 @@ def study_table(rows: Sequence[Row], fmt: str = "simple") -> str:
     """Write a table like the study's: seconds of a mini-batch, every stage, a block, the readout.
 
     J. Raffi, "Distributed Graph Neural Network" (Pisa, 2024), tables 1 to 9: mean, standard
-    deviation, minimum and maximum, for training and test apart.
-
-    Args:
-        rows: rows of timing.csv.
-        fmt: format of tabulate, such as `simple` or `github`.
+    deviation, minimum and maximum, for training and test apart. `fmt` is a format of tabulate, such
+    as `simple` or `github`.
     """
     lines: list[tuple[str, ...]] = []
     for phase in PHASES:

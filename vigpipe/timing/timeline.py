@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 MADE_BY = "vigpipe timeline"
 _NARROWEST_NUMBERED = 0.012  # share of the picture's width; narrower boxes hold no number
-_MOST_COLUMNS = 9  # of the legend
+_MOST_LEGEND_COLUMNS = 9
 _HATCH_COLOUR = "#6b6b6b"
 
 
@@ -60,7 +60,7 @@ def draw_timeline(timelines: Mapping[str, Sequence[Span]], paths: Sequence[Path]
             for look in by_look(every_span, places)
         ]
     panels[-1].set_xlabel(f"{name} since the first rank began")
-    rows = -(-len(keys) // _MOST_COLUMNS)
+    rows = -(-len(keys) // _MOST_LEGEND_COLUMNS)
     figure.legend(
         title=explanation(places),
         handles=keys,

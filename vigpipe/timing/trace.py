@@ -18,13 +18,9 @@ def write_trace(
     clock_error_seconds: float,
     path: Path,
 ) -> None:
-    """Write trace.json.
+    """Write trace.json from the recorded steps by rank, all on one clock.
 
-    Args:
-        steps: recorded steps by rank, on one clock.
-        replica_of: replica of every rank.
-        clock_error_seconds: how far the times of one event on two ranks may be apart.
-        path: the file.
+    Each rank has a replica; the error is how far the times of one event on two ranks may be apart.
     """
     begin = min(step.spans[0].start for rank_steps in steps.values() for step in rank_steps)
     events: list[dict[str, Any]] = []
