@@ -76,9 +76,13 @@ def sum_by_edges(kind):
 # The operator, what it must equal, and the shapes of its inputs: of H heads with c channels each, C
 # in all.
 CASES = {
-    "sum": (sparse.weighted_sum, lambda g, x: to_dense(g).double() @ x, [("sources", "C")]),
+    "sum": (
+        lambda g, x, **options: sparse.constant_sum(g, x, "ones", **options),
+        lambda g, x: to_dense(g).double() @ x,
+        [("sources", "C")],
+    ),
     "weighted": (
-        sparse.weighted_sum,
+        lambda g, x, w, **options: sparse.attention_sum(g, w[:, None], x[:, None], **options)[:, 0],
         lambda g, x, w: attention_by_edges(g, w[:, None], x[:, None])[:, 0],
         [("sources", "C"), ("edges",)],
     ),

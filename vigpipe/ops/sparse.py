@@ -1,6 +1,6 @@
 """Reduce the features of every node's neighbours on a sparse graph, with gradients.
 
-    weighted_sum, constant_sum, maximum         of the nodes that edges come from
+    constant_sum, maximum                       of the nodes that edges come from
     mean, own_and_mean                          their mean, alone or with the node itself
     write_sums                                  some sums, written to where they are wanted
     pair_softmax, pair_scores, edge_softmax     weights of edges that are learned
@@ -28,18 +28,6 @@ from vigpipe.ops.call import is_traced
 from vigpipe.ops.csr import plain
 
 _MOST_SOURCES = (1 << 31) - 1  # whose numbers fit int32 in a maximum
-
-
-def weighted_sum(
-    adjacency: Adjacency, x: Tensor, weights: Tensor | None = None, *, fused: bool = True
-) -> Tensor:
-    """Sum the features that edges bring, times the weights of the edges: (n, C) -> (m, C).
-
-    Weights are (e,), or None for ones. They get a gradient if they need one.
-    """
-    if weights is None:
-        return constant_sum(adjacency, x, "ones", fused=fused)
-    return attention_sum(adjacency, weights[:, None], x[:, None], fused=fused)[:, 0]
 
 
 def constant_sum(
@@ -82,16 +70,9 @@ def write_sums(
 ) -> None:
     """Write some rows of a `constant_sum` to where they are wanted, without a gradient.
 
-    Args:
-        adjacency: the graph, n sources and m targets.
-        x: features, (n, C), or (m, C) if transposed.
-        kind: which weights; see `Adjacency.weights`.
-        rows: which of the m sums, or n if transposed.
-        out: (number of rows, C), of x's type; its rows may be apart.
-        added: (number of rows, C), or (C,) for all of them, that is added to the sums; None for
-            nothing.
-        transposed: sum over the edges that leave a node, as the backward does.
-        fused: use the fused kernels where there are any.
+    The features x are (n, C). If transposed, they are (m, C), and the sums are over the edges that
+    leave a node, as in the backward. `out` is (number of rows, C), of x's type, and its rows may be
+    apart; `added` is of that shape, or (C,) for all rows.
     """
     graph = adjacency.transposed if transposed else adjacency
     wide = widened(x)
