@@ -56,16 +56,8 @@ def knn(
     x, y, bias = _as(x, kept), _as(y, kept), _wide(bias, x)
     bias_stride = 0 if bias is None or bias.shape[0] == 1 else num_nodes * num_candidates
     shape = sizes(num_images, num_nodes, num_candidates, num_channels, bias_stride, k, dilation)
-    call(
-        f"knn_{name}",
-        x,
-        y,
-        bias,
-        graph,
-        *shape,
-        int(loop),
-        num_threads(num_images * num_nodes * num_candidates),
-    )
+    threads = num_threads(num_images * num_nodes * num_candidates)
+    call(f"knn_{name}", x, y, bias, graph, *shape, int(loop), threads)
     return graph
 
 
@@ -196,26 +188,17 @@ def norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Apply BatchNorm, then GELU and a residual; see `vigpipe.ops.norm`."""
     rows, num_channels = x.numel() // x.shape[-1], x.shape[-1]
+    num_images = 1 if sample_scale is None else len(x)
     dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
     name, inner, outer = _kept(x.dtype, dtype)
     y = torch.empty(x.shape, dtype=outer)
     mean = torch.empty(num_channels, dtype=torch.float64)
     variance = torch.empty_like(mean)
-    call(
-        f"norm_{name}",
-        _as(x, inner),
-        _wide(weight, x),
-        _wide(bias, x),
-        eps,
-        _as(residual, outer),
-        _wide(sample_scale, x),
-        y,
-        mean,
-        variance,
-        *sizes(rows, num_channels, 1 if sample_scale is None else len(x)),
-        int(gelu),
-        num_threads(x.numel()),
-    )
+    layer = _as(x, inner), _wide(weight, x), _wide(bias, x), eps
+    added = _as(residual, outer), _wide(sample_scale, x)
+    results = y, mean, variance
+    shape, threads = sizes(rows, num_channels, num_images), num_threads(x.numel())
+    call(f"norm_{name}", *layer, *added, *results, *shape, int(gelu), threads)
     return y.to(dtype), mean, variance
 
 
@@ -235,26 +218,15 @@ def norm_backward(
     Mean and biased variance, (C,) float64, are the results of `norm`.
     """
     rows, num_channels = x.numel() // x.shape[-1], x.shape[-1]
+    num_images = 1 if sample_scale is None else len(x)
     name, inner, outer = _kept(x.dtype, grad.dtype)
     d_x = torch.empty(x.shape, dtype=inner)
     d_weight, d_bias = torch.empty(2, num_channels, dtype=_computed_in(inner)).unbind()
-    call(
-        f"norm_backward_{name}",
-        _as(grad, outer),
-        _as(x, inner),
-        mean,
-        variance,
-        _wide(weight, x),
-        _wide(bias, x),
-        eps,
-        _wide(sample_scale, x),
-        d_x,
-        d_weight,
-        d_bias,
-        *sizes(rows, num_channels, 1 if sample_scale is None else len(x)),
-        int(gelu),
-        num_threads(x.numel()),
-    )
+    inputs = _as(grad, outer), _as(x, inner), mean, variance
+    layer = _wide(weight, x), _wide(bias, x), eps, _wide(sample_scale, x)
+    results = d_x, d_weight, d_bias
+    shape, threads = sizes(rows, num_channels, num_images), num_threads(x.numel())
+    call(f"norm_backward_{name}", *inputs, *layer, *results, *shape, int(gelu), threads)
     return d_x.to(x.dtype), d_weight.to(weight.dtype), d_bias.to(bias.dtype)
 
 
@@ -317,21 +289,8 @@ def folded(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute what `vigpipe.ops.folded.trained` describes, for 3 channels of x and of the result.
 
-    Args:
-        x: nodes, (B, N, 3).
-        total: sums of the neighbours, (B, N, 3). Without a convolution, this and the tensors of the
-            convolution are None, and height and width are 0.
-        weight: weight of the Linear, (H, 3).
-        bias: bias of the Linear, (H,).
-        scale: the norm's weight, (H,).
-        shift: the norm's bias, (H,).
-        eps: added to the variance.
-        rel: the convolution's weights of sums, (H, H).
-        conv_bias: the convolution's bias, (H,).
-        root: the convolution's weights of the nodes, (H, H).
-        second: weights of the output layer, (3, H).
-        height: rows of the grid of nodes.
-        width: columns of the grid of nodes.
+    For weight to root and for total see `Norm` and `Convolution` there. Without a convolution, what
+    belongs to it is None, and height and width of the grid are 0.
 
     Returns:
         The result, (B, N, 3); what the norm counts, (3, H) float64; and for the backward mean and

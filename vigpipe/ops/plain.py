@@ -45,12 +45,8 @@ def _unit_length(x: Tensor) -> tuple[Tensor, Tensor]:
 def unit_length(x: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
     """Divide vectors by their lengths, and tell which of these were finite; other vectors become 0.
 
-    Args:
-        x: vectors, or some channels of them, (B, N, C) float32 or float64.
-        length: lengths of the whole vectors, (B, N, 1).
-
-    Returns:
-        (B, N, C), and (B, N) bool.
+    The vectors, or some of their channels, are (B, N, C) float32 or float64, the lengths of whole
+    vectors (B, N, 1); the results are (B, N, C), and (B, N) bool.
     """
     is_finite = length.isfinite()
     x = (x / length.clamp(min=1e-12)).masked_fill(~is_finite, 0)

@@ -31,14 +31,11 @@ def kind_of(device: torch.device) -> str:
 
 
 def problem(name: str, device: torch.device) -> str:
-    """Run an operator on a device, unless one of its kind was asked before, and compare.
+    """Run an operator of `ON_GPU` on a device, unless one of its kind ran it before, and compare.
 
     It runs in a thread of its own, which no mode of the caller's reaches: autocast, inference, or
-    a compiler that traces. A problem is told on stderr.
-
-    Args:
-        name: `knn`, `aggregate` or `csr`.
-        device: where to run it; the expected results are computed on the CPU.
+    a compiler that traces. The expected results are computed on the CPU. A problem is told on
+    stderr.
 
     Returns:
         What is wrong, in a sentence; empty if all is equal.

@@ -69,17 +69,9 @@ def lanes_at_least(
 def some_lanes_at_least(
     rows: Tensor, first: int, places: Tensor, channels: Tensor, threshold: int
 ) -> Tensor:
-    """Compare some of the lanes that `lanes_at_least` compares.
+    """Compare some of the lanes that `lanes_at_least` compares, (e,) bool.
 
-    Args:
-        rows: numbers of the rows, hashes themselves, (B,) int64.
-        first: counter of channels 0 to 3.
-        places: index of each lane's row, (e,) int64 from 0 to B - 1.
-        channels: channel of each lane, (e,) int64.
-        threshold: as for `lanes_at_least`.
-
-    Returns:
-        (e,) bool.
+    Lane k is that of channel channels[k], (e,) int64, in row places[k], (e,) int64.
     """
     bits = mixed(rows[places] ^ ((first + channels // 4) * signed(GOLDEN)))
     lanes = (bits >> (channels % 4 * 16)).to(torch.int16)  # the lowest 16 bits

@@ -14,15 +14,10 @@ if TYPE_CHECKING:
 
 
 def transpose(indptr: Tensor, indices: Tensor, num_sources: int) -> tuple[Tensor, Tensor]:
-    """Return the rows of the graph with every edge turned round.
+    """Return the rows of the graph with every edge turned round; tensors are int64, on the host.
 
-    Args:
-        indptr: (m + 1,) int64, on the host.
-        indices: (e,) int64 from 0 to num_sources - 1, on the host.
-        num_sources: n.
-
-    Returns:
-        indptr, (n + 1,), and indices, (e,), ascending in each row.
+    From indptr (m + 1,) and indices (e,) of num_sources = n sources, it makes (n + 1,) and (e,),
+    which ascend in each row.
     """
     if library().functions is None:
         turned = _by_scipy(indptr, indices, num_sources)

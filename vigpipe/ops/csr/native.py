@@ -33,16 +33,10 @@ def row_sums(
     y = x.new_empty(adjacency.num_targets, num_channels) if out is None else out
     heads = 1 if of_edges is None or of_edges.dim() == 1 else of_edges.shape[1]
     of_added = 0 if added is None or added.dim() == 1 else added.stride(0)
-    call(
-        f"csr_sum_{dtype_name(x)}",
-        *_edges(adjacency),
-        *(None if t is None else t.contiguous() for t in factors),
-        x,
-        added,
-        y,
-        *sizes(adjacency.num_targets, num_channels, heads, x.stride(0), of_added, y.stride(0)),
-        _threads(adjacency, num_channels),
-    )
+    contiguous = (None if t is None else t.contiguous() for t in factors)
+    shape = sizes(adjacency.num_targets, num_channels, heads, x.stride(0), of_added, y.stride(0))
+    inputs, threads = (*_edges(adjacency), *contiguous, x, added), _threads(adjacency, num_channels)
+    call(f"csr_sum_{dtype_name(x)}", *inputs, y, *shape, threads)
     return y
 
 
@@ -55,15 +49,9 @@ def maxima(adjacency: Adjacency, x: Tensor, has_backward: bool) -> tuple[Tensor,
     """
     y = x.new_empty(adjacency.num_targets, x.shape[1])
     winners = torch.empty(y.shape if has_backward else (0,), dtype=torch.int32)
-    call(
-        f"csr_max_{dtype_name(x)}",
-        *_edges(adjacency),
-        x,
-        y,
-        winners if has_backward else None,
-        *sizes(*y.shape),
-        _threads(adjacency, x.shape[1]),
-    )
+    results = y, winners if has_backward else None
+    shape, threads = sizes(*y.shape), _threads(adjacency, x.shape[1])
+    call(f"csr_max_{dtype_name(x)}", *_edges(adjacency), x, *results, *shape, threads)
     return y, winners
 
 
@@ -91,17 +79,9 @@ def edge_softmax(
     assert given is not None
     num_heads = given.shape[1]
     shares = given.new_empty(adjacency.num_edges, num_heads)
-    call(
-        f"edge_softmax_{dtype_name(given)}",
-        *_edges(adjacency),
-        scores,
-        of_sources,
-        of_targets,
-        slope,
-        shares,
-        *sizes(adjacency.num_targets, num_heads),
-        _threads(adjacency, 4 * num_heads),
-    )
+    inputs = *_edges(adjacency), scores, of_sources, of_targets, slope
+    shape, threads = sizes(adjacency.num_targets, num_heads), _threads(adjacency, 4 * num_heads)
+    call(f"edge_softmax_{dtype_name(given)}", *inputs, shares, *shape, threads)
     return shares
 
 
@@ -121,19 +101,11 @@ def edge_softmax_backward(
     """
     d_scores = torch.empty_like(shares)
     d_targets = None if of_targets is None else torch.empty_like(of_targets)
-    call(
-        f"edge_softmax_backward_{dtype_name(grad)}",
-        *_edges(adjacency),
-        grad,
-        shares,
-        of_sources,
-        of_targets,
-        slope,
-        d_scores,
-        d_targets,
-        *sizes(adjacency.num_targets, shares.shape[1]),
-        _threads(adjacency, 4 * shares.shape[1]),
-    )
+    num_heads = shares.shape[1]
+    inputs = *_edges(adjacency), grad, shares, of_sources, of_targets, slope
+    shape, threads = sizes(adjacency.num_targets, num_heads), _threads(adjacency, 4 * num_heads)
+    function = f"edge_softmax_backward_{dtype_name(grad)}"
+    call(function, *inputs, d_scores, d_targets, *shape, threads)
     return d_scores, d_targets
 
 
@@ -148,18 +120,10 @@ def attention_backward(
     turned, edges = adjacency.transposed, adjacency.turned_edges
     d_shares, d_x = torch.zeros_like(shares), torch.empty_like(x)
     num_heads = shares.shape[1]
-    call(
-        f"attention_backward_{dtype_name(x)}",
-        *_edges(turned),
-        edges,
-        shares,
-        grad,
-        x,
-        d_shares,
-        d_x,
-        *sizes(adjacency.num_sources, num_heads, x.shape[1] // num_heads),
-        _threads(adjacency, 2 * x.shape[1]),
-    )
+    inputs = *_edges(turned), edges, shares, grad, x
+    shape = sizes(adjacency.num_sources, num_heads, x.shape[1] // num_heads)
+    threads = _threads(adjacency, 2 * x.shape[1])
+    call(f"attention_backward_{dtype_name(x)}", *inputs, d_shares, d_x, *shape, threads)
     return d_shares, d_x
 
 
