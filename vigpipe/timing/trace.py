@@ -25,40 +25,26 @@ def write_trace(
     begin = min(step.spans[0].start for rank_steps in steps.values() for step in rank_steps)
     events: list[dict[str, Any]] = []
     for rank, rank_steps in steps.items():
-        place = {"pid": replica_of[rank], "tid": rank}
+        replica = replica_of[rank]
+        thread = {"pid": replica, "tid": rank}
         events += [
-            {
-                "ph": "M",
-                "name": "process_name",
-                **place,
-                "args": {"name": f"replica {place['pid']}"},
-            },
-            {"ph": "M", "name": "thread_name", **place, "args": {"name": f"rank {rank}"}},
+            {"ph": "M", "name": "process_name", **thread, "args": {"name": f"replica {replica}"}},
+            {"ph": "M", "name": "thread_name", **thread, "args": {"name": f"rank {rank}"}},
         ]
         for step in rank_steps:
-            events += [
-                {
-                    "ph": "X",
-                    "cat": "span",
-                    "name": _label(span.kind, span.microbatch),
-                    **place,
-                    **_times(span.start - begin, span.end - begin),
-                    "args": {"step": step.step, "phase": step.phase, "stage": span.stage},
-                }
-                for span in step.spans
-            ]
-            events += [
-                {
-                    "ph": "X",
-                    "cat": event.direction,
-                    "name": event.name,
-                    **place,
-                    **_times(event.start - begin, event.end - begin),
-                    "args": {"step": step.step, "microbatch": event.microbatch},
-                }
-                # Where several begin together, the outermost comes first, as viewers expect.
-                for event in sorted(step.events, key=lambda event: (event.start, -event.end))
-            ]
+            for span in step.spans:
+                name = _label(span.kind, span.microbatch)
+                times = _times(span.start - begin, span.end - begin)
+                args = {"step": step.step, "phase": step.phase, "stage": span.stage}
+                events.append(
+                    {"ph": "X", "cat": "span", "name": name, **thread, **times, "args": args}
+                )
+            # Where several begin together, the outermost comes first, as viewers expect.
+            for event in sorted(step.events, key=lambda event: (event.start, -event.end)):
+                kind = {"cat": event.direction, "name": event.name}
+                times = _times(event.start - begin, event.end - begin)
+                args = {"step": step.step, "microbatch": event.microbatch}
+                events.append({"ph": "X", **kind, **thread, **times, "args": args})
     trace = {
         "traceEvents": events,
         "displayTimeUnit": "ms",
