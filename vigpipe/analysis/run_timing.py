@@ -40,11 +40,10 @@ class Timing:
         rows: rows of timing.csv, of all ranks.
         steps: recorded steps by phase and rank, all on the clock of rank 0; those with full
             batches, or all of them if none has one.
-        clock_error_seconds: how far the times of one event on two ranks may be apart; see
-            `vigpipe.timing.clock.clock_error`.
+        clock_error_seconds: see `vigpipe.timing.clock.clock_error`.
         overhead: share of a step that timing itself costs, of the rank that it costs most.
-        peak_bytes: peak memory of every rank, in bytes.
-        members: what batches are made of, see `vigpipe.job.fill.members`.
+        peak_bytes: peak memory of every rank.
+        members: what batches are made of; see `vigpipe.job.fill.members`.
     """
 
     layout: Layout

@@ -32,11 +32,8 @@ _LEAST_SHARE = 0.02  # least share of a step that is given as a reason
 class Cluster:
     """The machines to predict for; None where those that were measured on are meant.
 
-    Attributes:
-        latency_seconds: seconds of a message between two ranks.
-        bandwidth: bytes a second between them.
-        ranks_per_host: ranks on each host; None if one host has all.
-        memory_limit_bytes: memory that a rank may use; None for no limit.
+    Latency and bandwidth, in bytes a second, are those of messages between two ranks. Without
+    ranks_per_host, one host has all ranks.
     """
 
     latency_seconds: float | None = None
@@ -59,12 +56,8 @@ class Parts(NamedTuple):
 class Outcome:
     """What a way is predicted to take.
 
-    Attributes:
-        way: the way.
-        parts: where the seconds of a step go.
-        sent_bytes: what all ranks send in a step, gradients of weights included.
-        peak_bytes: memory of the fullest rank.
-        fits: whether this is within the limit.
+    All ranks together send `sent_bytes` in a step, gradients of weights included. The fullest rank
+    needs `peak_bytes`; `fits` says whether this is within the limit.
     """
 
     way: Way

@@ -19,15 +19,11 @@ _ROUNDING = 1 + 1e-12
 
 
 class Terms(NamedTuple):
-    """Seconds of every possible stage, for P stages and n blocks.
+    """Seconds of every possible stage's forwards, its backwards, and what it adds once a step.
 
-    All arrays are (P, n + 1, n + 1); [p, i, j] is stage p with blocks i to j - 1, and infinite
-    where that stage is not allowed.
-
-    Attributes:
-        f: seconds of the forwards; of a cut, the maximum over the stages counts.
-        b: seconds of the backwards; the maximum counts.
-        once: seconds that a stage adds once a step; the sum over the stages counts.
+    For P stages and n blocks, each is (P, n + 1, n + 1): [p, i, j] is stage p with blocks i to
+    j - 1, and infinite where that stage is not allowed. For a cut, the maxima of f and of b over
+    the stages count, and the sum of `once`.
     """
 
     f: Array

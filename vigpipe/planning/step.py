@@ -57,18 +57,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A layout and its predicted costs.
+    """A layout, V virtual stages a rank and M micro-batches a replica, and its predicted costs.
 
-    Attributes:
-        stages: block indices of every stage, in the order of the stages.
-        schedule: name of the schedule.
-        virtual_stages: V, stages that each rank holds.
-        num_microbatches: M, micro-batches of one replica.
-        step_seconds: seconds of a training step.
-        bubble: share of the schedule in which ranks wait.
-        memory_bytes: memory of every rank of one pipeline, Profile.base_bytes included.
-        costs: costs of the stages.
-        spans: the simulated spans of all ranks.
+    The bubble is the share of the schedule in which ranks wait. Memory is that of every rank of one
+    pipeline, Profile.base_bytes included. Spans are the simulated ones of all ranks.
     """
 
     stages: Stages

@@ -46,15 +46,9 @@ class Links:
 
 @dataclass(frozen=True)
 class Layers:
-    """What the planner of pipelines needs to predict one.
+    """What the planner of pipelines needs to predict one; rows and the following are `typical`.
 
-    Attributes:
-        profile: costs of the model's pieces, on one micro-batch.
-        stages: block indices of every stage.
-        num_microbatches: M.
-        rows: rows of the mean micro-batch; this and the following are its `Amounts`.
-        others: amounts of all else that costs something.
-        padded_rows: rows that are sent.
+    The profile has the costs of the model's pieces on one micro-batch; stages list their blocks.
     """
 
     profile: Profile

@@ -29,13 +29,10 @@ _KEPT = 0.55  # how much of its colour the next stage of a rank keeps
 
 
 class Look(NamedTuple):
-    """How boxes look.
+    """How boxes look: what a legend calls them, what the rank did, and their colour as #rrggbb.
 
-    Attributes:
-        name: what they are, for a legend.
-        kind: what the rank did.
-        colour: as #rrggbb.
-        hatch: character that stands for the pattern, the same for matplotlib and plotly; or empty.
+    The hatch is the character that stands for the pattern, the same for matplotlib and plotly; or
+    empty.
     """
 
     name: str

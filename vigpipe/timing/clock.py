@@ -110,11 +110,7 @@ class CudaClock:
 class Lap(NamedTuple):
     """The times of one step; read them when the device has done the step.
 
-    Attributes:
-        clock: the clock of the marks.
-        began: when the step began.
-        marks: when each forward and backward began and ended.
-        ended: when the step ended.
+    `marks` says when each forward and backward began and ended.
     """
 
     clock: Clock
@@ -162,10 +158,7 @@ def make_clock(device: torch.device) -> Clock:
 class ClockReading(NamedTuple):
     """How far a rank's `time.perf_counter` was ahead of rank 0's at one moment; all in seconds.
 
-    Attributes:
-        at: the moment, on the rank's own clock.
-        offset: the rank's clock minus rank 0's.
-        error: bound of the offset's error.
+    The moment is on the rank's own clock; the error bounds that of the offset.
     """
 
     at: float

@@ -17,15 +17,10 @@ STEPS: dict[Phase, tuple[str, str]] = {  # one, several
 
 
 class PartialBatch(NamedTuple):
-    """The steps of a phase with partial batches of one size.
+    """The steps of a phase with partial batches of one size; seconds are of the slowest rank.
 
-    Attributes:
-        phase: training or evaluation.
-        samples: what such a batch is made of: images, or sub-graphs.
-        full_batch: how many of these a full one is made of.
-        seconds: seconds of each of the steps, on the slowest rank.
-        are_counted: whether figures count them, because no recorded step of the phase has a full
-            batch.
+    A batch is made of `samples`, images or sub-graphs, a full one of `full_batch`. Figures count
+    them only if no recorded step of the phase has a full batch.
     """
 
     phase: Phase
