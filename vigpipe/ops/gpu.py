@@ -23,7 +23,7 @@ Mode = Literal["max", "mean", "max_mean", "sum"]
 
 
 @triton.jit
-def _places(row: tl.tensor, is_row: tl.tensor, channel: tl.tensor, num_channels: int) -> tuple:
+def _offsets(row: tl.tensor, is_row: tl.tensor, channel: tl.tensor, num_channels: int) -> tuple:
     """Return the offsets of a tile in a table of num_channels columns, and which are inside it."""
     at = row[:, None] * num_channels + channel[None, :]
     return at, is_row[:, None] & (channel < num_channels)[None, :]
@@ -46,7 +46,7 @@ def _lengths_kernel(
     A row whose length is not finite has the scale 0 and the square inf.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    at, mask = _places(row, row < num_rows, tl.arange(0, BLOCK_C), num_channels)
+    at, mask = _offsets(row, row < num_rows, tl.arange(0, BLOCK_C), num_channels)
     value = tl.load(x + at, mask=mask, other=0).to(tl.float32)
     norm = tl.sqrt_rn(tl.sum(value * value, 1))
     is_finite = norm < float("inf")  # false for NaN too
@@ -84,9 +84,9 @@ def _knn_kernel(
         dots = tl.zeros([ROWS, BLOCK_M], tl.float32)
         for first in range(0, num_channels, BLOCK_C):
             channel = first + tl.arange(0, BLOCK_C)
-            at, mask = _places(node, is_row, channel, num_channels)
+            at, mask = _offsets(node, is_row, channel, num_channels)
             nodes = tl.load(x + at, mask=mask, other=0)
-            at, mask = _places(other, is_column, channel, num_channels)
+            at, mask = _offsets(other, is_column, channel, num_channels)
             others = tl.load(y + at, mask=mask, other=0)
             dots = tl.dot(nodes, tl.trans(others), dots, input_precision=PRECISION)
         other_scale = tl.load(other_scales + other, mask=is_column, other=0)[None, :]
@@ -125,19 +125,19 @@ def _aggregate_kernel(
 
     WITH_SELF makes the node itself the first output.
     """
-    kind: tl.constexpr = y.dtype.element_ty  # pyright: ignore[reportAttributeAccessIssue]
-    NUMBER: tl.constexpr = tl.constexpr(tl.float64 if kind == tl.float64 else tl.float32)
+    dtype: tl.constexpr = y.dtype.element_ty  # pyright: ignore[reportAttributeAccessIssue]
+    NUMBER: tl.constexpr = tl.constexpr(tl.float64 if dtype == tl.float64 else tl.float32)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     is_row = row < num_rows
-    at, mask = _places(row, is_row, channel, num_channels)
+    at, mask = _offsets(row, is_row, channel, num_channels)
     base = row // num_nodes * num_candidates
     best = tl.full([ROWS, BLOCK_C], float("-inf"), NUMBER)
     winner = tl.zeros([ROWS, BLOCK_C], tl.int32)
     total = tl.zeros([ROWS, BLOCK_C], NUMBER)
     for j in range(K):
         index, is_index = _neighbour(graph, row * K + j, is_row, num_candidates)
-        other_at, inside = _places(base + index, is_index, channel, num_channels)
+        other_at, inside = _offsets(base + index, is_index, channel, num_channels)
         value = tl.load(y + other_at, mask=inside, other=float("nan")).to(NUMBER)
         if MODE == "max" or MODE == "max_mean":
             is_better = (value > best) | ((value != value) & (best == best))  # NaN wins
@@ -171,11 +171,11 @@ def _own_gradient(
     K: tl.constexpr, MODE: tl.constexpr, WITH_SELF: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Return what x_i in a tile of outputs adds to the gradients of nodes, NaN for a bad index."""
-    kind: tl.constexpr = grad.dtype.element_ty  # pyright: ignore[reportAttributeAccessIssue]
-    NUMBER: tl.constexpr = tl.constexpr(tl.float64 if kind == tl.float64 else tl.float32)
+    dtype: tl.constexpr = grad.dtype.element_ty  # pyright: ignore[reportAttributeAccessIssue]
+    NUMBER: tl.constexpr = tl.constexpr(tl.float64 if dtype == tl.float64 else tl.float32)
     OUTPUTS: tl.constexpr = WITH_SELF + (2 if MODE == "max_mean" else 1)
     is_row = row < num_rows
-    at, mask = _places(row, is_row, channel, num_channels)
+    at, mask = _offsets(row, is_row, channel, num_channels)
     own = tl.zeros(at.shape, NUMBER)
     if MODE != "sum":
         own -= tl.load(grad + at * OUTPUTS + WITH_SELF, mask=mask, other=0).to(NUMBER)
@@ -209,7 +209,7 @@ def _nodes_kernel(
         grad, graph, winners, row, channel, num_rows, num_candidates, num_channels,
         K, MODE, WITH_SELF,
     )  # fmt: skip
-    at, mask = _places(row, row < num_rows, channel, num_channels)
+    at, mask = _offsets(row, row < num_rows, channel, num_channels)
     tl.store(grad_x + at, own, mask=mask)
 
 
@@ -225,8 +225,8 @@ def _candidates_kernel(
 
     If SHARED, the candidates are the nodes, and their gradients as nodes are added.
     """
-    kind: tl.constexpr = grad.dtype.element_ty  # pyright: ignore[reportAttributeAccessIssue]
-    NUMBER: tl.constexpr = tl.constexpr(tl.float64 if kind == tl.float64 else tl.float32)
+    dtype: tl.constexpr = grad.dtype.element_ty  # pyright: ignore[reportAttributeAccessIssue]
+    NUMBER: tl.constexpr = tl.constexpr(tl.float64 if dtype == tl.float64 else tl.float32)
     OUTPUTS: tl.constexpr = WITH_SELF + (2 if MODE == "max_mean" else 1)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -237,9 +237,9 @@ def _candidates_kernel(
     total = tl.zeros([ROWS, BLOCK_C], NUMBER)
     most = tl.max(last - first, 0)
     for step in range(0, most, EDGES):  # pyright: ignore[reportArgumentType]
-        place = (first + step)[:, None] + tl.arange(0, EDGES)[None, :]
-        is_edge = place < last[:, None]
-        edge = tl.load(edges + (image * num_nodes * K)[:, None] + place, mask=is_edge, other=0)
+        position = (first + step)[:, None] + tl.arange(0, EDGES)[None, :]
+        is_edge = position < last[:, None]
+        edge = tl.load(edges + (image * num_nodes * K)[:, None] + position, mask=is_edge, other=0)
         node = (image * num_nodes)[:, None] + edge // K
         at = node[:, :, None] * num_channels + channel[None, None, :]
         mask = is_edge[:, :, None] & (channel < num_channels)[None, None, :]
@@ -261,7 +261,7 @@ def _candidates_kernel(
             grad, graph, winners, row, channel, num_rows, num_candidates, num_channels,
             K, MODE, WITH_SELF,
         )  # fmt: skip
-    at, inside = _places(row, is_row, channel, num_channels)
+    at, inside = _offsets(row, is_row, channel, num_channels)
     tl.store(grad_y + at, total, mask=inside)
 
 
@@ -273,8 +273,8 @@ def _weights_kernel(
     ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
 ) -> None:  # fmt: skip
     """Write the gradients of a sum's weights: products of its gradient with the neighbours."""
-    kind: tl.constexpr = grad.dtype.element_ty  # pyright: ignore[reportAttributeAccessIssue]
-    NUMBER: tl.constexpr = tl.constexpr(tl.float64 if kind == tl.float64 else tl.float32)
+    dtype: tl.constexpr = grad.dtype.element_ty  # pyright: ignore[reportAttributeAccessIssue]
+    NUMBER: tl.constexpr = tl.constexpr(tl.float64 if dtype == tl.float64 else tl.float32)
     OUTPUTS: tl.constexpr = WITH_SELF + 1
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     is_row = row < num_rows
@@ -284,9 +284,9 @@ def _weights_kernel(
         dot = tl.zeros([ROWS], NUMBER)
         for start in range(0, num_channels, BLOCK_C):
             channel = start + tl.arange(0, BLOCK_C)
-            at, mask = _places(row, is_row, channel, num_channels)
+            at, mask = _offsets(row, is_row, channel, num_channels)
             output = tl.load(grad + at * OUTPUTS + WITH_SELF, mask=mask, other=0).to(NUMBER)
-            other_at, inside = _places(other, is_index, channel, num_channels)
+            other_at, inside = _offsets(other, is_index, channel, num_channels)
             dot += tl.sum(output * tl.load(y + other_at, mask=inside, other=0).to(NUMBER), 1)
         tl.store(grad_weights + row * K + j, tl.where(is_index, dot, float("nan")), mask=is_row)
 
@@ -304,12 +304,12 @@ def knn(
     num_images, num_nodes, num_channels = x.shape
     scales, squares = _lengths(x)
     other_scales, squares = (scales, squares) if y is None else _lengths(y)
-    kind = x.dtype if y is None else torch.promote_types(x.dtype, y.dtype)
-    nodes = x.to(kind)
-    others = nodes if y is None else y.to(kind)
+    dtype = x.dtype if y is None else torch.promote_types(x.dtype, y.dtype)
+    nodes = x.to(dtype)
+    others = nodes if y is None else y.to(dtype)
     graph = torch.empty(num_images, num_nodes, k, dtype=torch.int64, device=x.device)
     top = max(16, triton.next_power_of_2((k - 1) * dilation + 1))
-    rows, columns, channels, precision, warps = _searching(kind, top, multiplies_tf32(x.device))
+    rows, columns, channels, precision, warps = _searching(dtype, top, multiplies_tf32(x.device))
     launch(
         _knn_kernel,
         (num_images * triton.cdiv(num_nodes, rows),),
@@ -326,14 +326,14 @@ def multiplies_tf32(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def _searching(kind: torch.dtype, top: int, has_tf32: bool) -> tuple[int, int, int, str, int]:
+def _searching(dtype: torch.dtype, top: int, has_tf32: bool) -> tuple[int, int, int, str, int]:
     """Choose how the nearest are found: a tile's rows, columns, channels; precision; warps.
 
     Products of float32 are three of TF32 each, which together round as float32 does.
     """
-    precision = "tf32x3" if kind == torch.float32 and has_tf32 else "ieee"
+    precision = "tf32x3" if dtype == torch.float32 and has_tf32 else "ieee"
     if top <= 64 and has_tf32:  # each warp has 16 rows of its own, and shares no keys
-        return 64, 64, 32 if kind == torch.float32 else 64, precision, 4
+        return 64, 64, 32 if dtype == torch.float32 else 64, precision, 4
     rows = 32 if top <= 32 else 16  # so that the keys of a tile stay in registers
     return rows, max(64, top), 32, precision, 8 if top > 128 else 4
 
@@ -369,13 +369,13 @@ def aggregate_backward(
     """
     others = x if y is None else y
     assert others is not None, "neither nodes nor candidates"
-    kind = (graph.shape[2], mode, interleave)
+    constants = (graph.shape[2], mode, interleave)
     grid, sizes, tile = _tiling(graph, others)
     grad_x = grad_weights = None
     if x is not None and y is not None:
         grad_x = x.new_empty(x.shape)
         outer = sizes[0], *sizes[2:]
-        launch(_nodes_kernel, grid, (grad, graph, winners, grad_x), outer, (*kind, *tile))
+        launch(_nodes_kernel, grid, (grad, graph, winners, grad_x), outer, (*constants, *tile))
     if weights is not None:
         grad_weights = weights.new_empty(weights.shape)
         launch(
@@ -391,7 +391,7 @@ def aggregate_backward(
         (triton.cdiv(num_rows, rows), triton.cdiv(others.shape[2], block)),
         (grad, graph, weights, winners, edges, starts, grad_y),
         (num_rows, *sizes[1:]),
-        (*kind, y is None, rows, at_once, block),
+        (*constants, y is None, rows, at_once, block),
         num_warps=warps,
     )
     return (grad_y, None, grad_weights) if y is None else (grad_x, grad_y, grad_weights)

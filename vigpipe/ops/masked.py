@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from vigpipe.ops import native
 from vigpipe.ops.call import can_call
 from vigpipe.ops.splitmix import lanes_at_least
 
@@ -49,16 +50,12 @@ class _Dropped(Function):
         threshold: int,
         scale: float,
     ) -> Tensor:
-        from vigpipe.ops import native
-
         ctx.save_for_backward(rows)
         ctx.options = first, threshold, scale
         return native.dropped(x, rows, first, threshold, scale)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
-        from vigpipe.ops import native
-
         (rows,) = ctx.saved_tensors
         return native.dropped(grad, rows, *ctx.options), None, None, None, None
 
@@ -66,8 +63,6 @@ class _Dropped(Function):
 class _Relu(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, in_place: bool) -> Tensor:  # noqa: ANN401
-        from vigpipe.ops import native
-
         y = x if in_place else torch.empty_like(x, memory_format=torch.contiguous_format)
         bits = native.relu(x, y)
         if in_place:
@@ -77,7 +72,5 @@ class _Relu(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
-        from vigpipe.ops import native
-
         (bits,) = ctx.saved_tensors
         return native.relu_backward(grad, bits), None

@@ -15,7 +15,7 @@ from torch import Tensor
 from vigpipe.messages import one_line, tell
 from vigpipe.ops import plain
 from vigpipe.ops.adjacency import Adjacency, Factors
-from vigpipe.ops.csr.plain import maxima as plain_maxima
+from vigpipe.ops.csr import plain as plain_csr
 
 # Allowed differences of numbers near 1.
 _ROUNDING = {torch.float32: 1e-5, torch.float16: 2**-9, torch.bfloat16: 2**-6}
@@ -83,7 +83,7 @@ def _check_aggregate(device: torch.device) -> str:
     from vigpipe.ops import gpu
 
     for mode, interleave, x, y, graph, weights in _aggregate_cases():
-        kind = x.dtype
+        dtype = x.dtype
         wide = [None if t is None else t.detach().float().requires_grad_() for t in (x, y, weights)]
         want = plain.aggregate(wide[0], wide[1], graph, wide[2], mode, interleave)
         # Whole numbers, whose sums are exact in any order.
@@ -92,21 +92,20 @@ def _check_aggregate(device: torch.device) -> str:
         here = _on(device, (x, y, graph, weights, mode, interleave))
         out, winners = gpu.aggregate(*here, has_backward=True)
         here.insert(3, winners)
-        got = gpu.aggregate_backward(grad.to(device, kind), *here)
+        got = gpu.aggregate_backward(grad.to(device, dtype), *here)
         expected = [want.detach(), *(None if t is None else t.grad for t in wide)]
         names = ("the outputs", "the nodes' gradient", "the candidates'", "the weights'")
         for name, actual, value in zip(names, (out, *got), expected, strict=True):
-            if value is not None and not _is_close(actual, value, _ROUNDING[kind]):
-                return f"{name} of {mode} in {str(kind).removeprefix('torch.')}"
+            if value is not None and not _is_close(actual, value, _ROUNDING[dtype]):
+                return f"{name} of {mode} in {str(dtype).removeprefix('torch.')}"
     return ""
 
 
 def _check_csr(device: torch.device) -> str:
     from vigpipe.ops.csr import gpu
-    from vigpipe.ops.csr import plain as plain_kernels
 
     for name, arguments in csr_cases():
-        want = getattr(plain_kernels, name)(*arguments)
+        want = getattr(plain_csr, name)(*arguments)
         got = getattr(gpu, name)(*_on(device, arguments))
         pairs = zip(*((t if isinstance(t, tuple) else (t,)) for t in (got, want)), strict=True)
         for actual, expected in pairs:
@@ -134,7 +133,7 @@ def csr_cases(channels: int = 20, heads: int = 2) -> Iterator[tuple[str, tuple[A
     yield "row_sums", (graph, x, Factors(weights, numbers(49), numbers(targets)), numbers(channels))
     yield "row_sums", (graph, x, Factors(shares), d_y)
     yield "maxima", (graph, x, True)
-    yield "maxima_backward", (graph, d_y, plain_maxima(graph, x, True)[1])
+    yield "maxima_backward", (graph, d_y, plain_csr.maxima(graph, x, True)[1])
     yield "edge_softmax", (graph, shares, None, None, 0.0)
     yield "edge_softmax", (graph, None, *ends, 0.2)
     yield "edge_softmax_backward", (graph, numbers(edges, heads), shares, None, None, 0.0)
@@ -151,7 +150,7 @@ def _aggregate_cases() -> Iterator[tuple[str, bool, Tensor, Tensor | None, Tenso
     def numbers(*shape: int) -> Tensor:
         return torch.randint(-4, 5, shape, generator=draw, device="cpu").float()
 
-    for mode, interleave, kind, num_candidates in (
+    for mode, interleave, dtype, num_candidates in (
         ("max", True, torch.float32, None),
         ("max", True, torch.bfloat16, 49),
         ("max", False, torch.float16, 49),
@@ -159,8 +158,8 @@ def _aggregate_cases() -> Iterator[tuple[str, bool, Tensor, Tensor | None, Tenso
         ("mean", False, torch.bfloat16, None),
         ("sum", False, torch.float32, 49),
     ):
-        x = numbers(2, 37, 20).to(kind)
-        y = None if num_candidates is None else numbers(2, num_candidates, 20).to(kind)
+        x = numbers(2, 37, 20).to(dtype)
+        y = None if num_candidates is None else numbers(2, num_candidates, 20).to(dtype)
         graph = torch.randint(num_candidates or 37, (2, 37, 9), generator=draw, device="cpu")
         yield mode, interleave, x, y, graph, numbers(2, 37, 9) if mode == "sum" else None
 

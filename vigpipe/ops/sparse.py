@@ -25,7 +25,7 @@ from torch.autograd import Function
 from vigpipe.ops import is_fused
 from vigpipe.ops.adjacency import Adjacency, Factors, Kind
 from vigpipe.ops.call import is_traced
-from vigpipe.ops.csr import plain
+from vigpipe.ops.csr import native, plain
 
 _MOST_SOURCES = (1 << 31) - 1  # whose numbers fit int32 in a maximum
 
@@ -382,8 +382,6 @@ def kernels_for(x: Tensor, fused: bool) -> ModuleType:
         from vigpipe.ops.csr import gpu  # imports Triton, which takes half a second
 
         return gpu
-    from vigpipe.ops.csr import native
-
     return native
 
 

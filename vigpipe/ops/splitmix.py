@@ -7,6 +7,7 @@ doi:10.1145/2660193.2660195) in wrapping 64-bit integer arithmetic.
 import torch
 from torch import Tensor
 
+from vigpipe.ops import native
 from vigpipe.ops.call import can_call
 
 GOLDEN = 0x9E3779B97F4A7C15
@@ -51,9 +52,7 @@ def lanes_at_least(
         (B, C) bool.
     """
     if fused and can_call(rows):
-        from vigpipe.ops.native import lanes_at_least as fused_lanes_at_least
-
-        return fused_lanes_at_least(rows, first, num, threshold)
+        return native.lanes_at_least(rows, first, num, threshold)
     counters = first + torch.arange((num + 3) // 4, device=rows.device)
     # A tensor without elements that an operator makes may have a stride of 0, which no view takes.
     bits, spare = rows.new_empty((2, len(rows), len(counters)))
