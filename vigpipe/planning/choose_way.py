@@ -196,7 +196,10 @@ class _Network:
     """
 
     def __init__(self, links: Links, cluster: Cluster, num_ranks: int) -> None:
-        self._links, self._cluster, self._num_ranks = links, cluster, num_ranks
+        self._links, self._num_ranks = links, num_ranks
+        given = cluster.latency_seconds
+        self._latency = links.latency_seconds if given is None else given
+        self._bandwidth = cluster.bandwidth or links.bandwidth
         self._is_described = cluster.latency_seconds is not None or cluster.bandwidth is not None
         # How many times as many messages follow one another as between the ranks that measured.
         self._relative_steps = (num_ranks - 1) / max(1, links.num_ranks - 1)
@@ -227,15 +230,6 @@ class _Network:
         relative_bytes = (1 - 1 / self._num_ranks) / (1 - 1 / measured) if measured > 1 else 1.0
         rest = max(0.0, at(self._links.sums, num_bytes) - first)
         return first * self._relative_steps + rest * relative_bytes
-
-    @property
-    def _latency(self) -> float:
-        given = self._cluster.latency_seconds
-        return self._links.latency_seconds if given is None else given
-
-    @property
-    def _bandwidth(self) -> float:
-        return self._cluster.bandwidth or self._links.bandwidth
 
 
 def at(curve: Curve, num_bytes: float) -> float:

@@ -63,17 +63,12 @@ def piece_seconds(rows: Sequence[Row], piece: str, direction: str) -> float:
     `forward` or `backward`.
     """
     regions = (piece, "loss") if piece == "readout" else (piece,)
-    return sum(
-        median(values)
-        for region in regions
-        if (
-            values := [
-                row.seconds / row.count
-                for row in rows
-                if (row.name, row.direction) == (region, direction)
-            ]
-        )
-    )
+    seconds: float = 0
+    for region in regions:
+        own = [row for row in rows if (row.name, row.direction) == (region, direction)]
+        if own:
+            seconds += median(row.seconds / row.count for row in own)
+    return seconds
 
 
 def dispatch_seconds(rows: Sequence[Row], pieces: Sequence[str]) -> float:
