@@ -1,7 +1,7 @@
 // Sums in float64 of float32 terms: one pass, where torch first writes the term in float64.
 #include <cstdint>
 
-// Adds `num` numbers to sums; the first terms to 0, whatever the sums are, so that nobody clears them.
+// Adds `num` numbers to sums. First terms replace what the sums hold, so nobody needs to clear them.
 extern "C" void vigpipe_accumulate(const float* term, double* sum, int64_t num, int is_first,
                                    int threads) {
     if (is_first) {

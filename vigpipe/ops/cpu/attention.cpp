@@ -12,8 +12,8 @@
 
 namespace {
 
-constexpr int64_t HEADS = 32;  // that a loop over edges takes together
-constexpr int PARTS = 64;  // in which sums over all edges are taken, whatever the number of threads
+constexpr int64_t HEADS = 32;  // heads that a loop over edges takes together
+constexpr int PARTS = 64;  // partial sums over all edges, whatever the number of threads
 
 template <typename T>
 inline T leaky(T score, T slope) {

@@ -9,7 +9,7 @@
 
 namespace {
 
-constexpr int64_t LINE = 64;   // bytes of a cache line
+constexpr int64_t LINE = 64;  // bytes of a cache line
 constexpr int64_t AHEAD = 6;  // edges whose features are fetched before they are needed
 
 struct Rows {
@@ -41,7 +41,7 @@ inline void in_parts(const Rows& rows, int num_parts, int threads, Work work) {
         work(begin(part), part + 1 == num_parts ? rows.num : begin(part + 1), part);
 }
 
-// For work whose result does not depend on the parts.
+// Calls work(first, last), for work whose result does not depend on the parts.
 template <typename Work>
 inline void in_parts(const Rows& rows, int threads, Work work) {
     in_parts(rows, threads == 1 ? 1 : 8 * threads, threads,

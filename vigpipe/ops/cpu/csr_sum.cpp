@@ -84,9 +84,9 @@ void sum(const Sum<T>& s, int threads) {
     extern "C" void vigpipe_csr_sum_##NAME(                                                        \
         const int64_t* indptr, const int64_t* indices, const T* weights, const T* of_sources,      \
         const T* of_rows, const T* x, const T* added, T* y, int64_t m, int64_t C, int64_t H,       \
-        int64_t ldx, int64_t ld_added, int64_t ldy, int threads) {                                              \
+        int64_t ldx, int64_t ld_added, int64_t ldy, int threads) {                                 \
         sum(Sum<T>{{indptr, indices, m}, weights, of_sources, of_rows, x, ldx, H, C / H, added,    \
-                   ld_added, y, ldy, C},                                                                \
+                   ld_added, y, ldy, C},                                                           \
             threads);                                                                              \
     }
 

@@ -42,7 +42,7 @@ inline double total_of(Wide v) {
     return total;
 }
 
-// Adds what `add(row, sums)` adds for every row, chunk by chunk.
+// Calls add(row, sums) for every row, with sums of a chunk of rows, and adds the chunks up.
 template <int NUM, typename Add>
 void sum_rows(int64_t R, int threads, double* sums, Add add) {
     const int64_t num_chunks = (R + CHUNK - 1) / CHUNK;
@@ -235,7 +235,7 @@ void fold_backward(const T* d_first, const T* d_bias, const T* d_features, const
                    const double* moments, T* dx, T* d_total, T* dW, T* d_gamma, T* d_beta, T* d_rel,
                    T* d_root, double* factors, int64_t R, int64_t H, int threads) {
     const Folded<T> map(W, gamma, beta, eps, moments, H);
-    std::vector<double> d_map((C + 1) * H, 0.0);  // of into, then offset
+    std::vector<double> d_map((C + 1) * H, 0.0);  // gradients of into, then of offset
     if (rel) {
         convolution_backward(d_first, d_bias, map, rel, root, d_rel, d_root, factors,
                              d_map.data());

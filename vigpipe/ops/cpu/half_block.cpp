@@ -4,13 +4,12 @@
 //
 //     x, out (images, height * width, 3)    z = gelu(x first + bias) W2^T    out = BN(z) + x
 //
-// What a norm counts, (3, channels), goes to the next place of a list of them, (M, 3, channels),
-// whose length is *num.
+// What a norm counts, (3, channels), is appended to a list, (M, 3, channels), whose length is *num.
 #include <algorithm>
 #include <cstdint>
 #include <vector>
 
-// Of the files above.
+// Functions of the files named above.
 extern "C" {
 void vigpipe_fold_float32(const float*, const float*, const float*, const float*, const float*,
                           double, const float*, const float*, const float*, float*, float*, double*,
@@ -51,11 +50,11 @@ struct Weights {
 
 struct Shape {
     int64_t images, height, width, H;
-    int threads, many;  // for passes over x, and for the hidden layer
+    int threads, many;  // threads for passes over x, and for the hidden layer
     int64_t rows() const { return images * height * width; }
 };
 
-double* next_place(double* list, int64_t* num, int64_t channels) {
+double* append(double* list, int64_t* num, int64_t channels) {
     return list + (*num)++ * C * channels;
 }
 
@@ -80,7 +79,7 @@ extern "C" void vigpipe_half_block(const float* x, const Weights* w, double eps1
     const bool has_conv = w->rel;
     float* bias = kept + (has_conv ? F : C) * H;
     vigpipe_fold_float32(x, w->W1, w->b1, w->gamma1, w->beta1, eps1, w->rel, w->conv_bias, w->root,
-                         kept, bias, next_place(list1, num1, H), moments, R, H, s.threads);
+                         kept, bias, append(list1, num1, H), moments, R, H, s.threads);
     if (has_conv) {
         const std::vector<float> features = features_of(x, s);
         vigpipe_hidden_7_float32(features.data(), kept, bias, w->W2, z, R, H, s.many);
@@ -90,7 +89,7 @@ extern "C" void vigpipe_half_block(const float* x, const Weights* w, double eps1
     double *mean = moments + 4 * C, *variance = mean + C;
     vigpipe_norm_float32(z, w->gamma2, w->beta2, eps2, x, sample_scale, out, mean, variance, R, C,
                          sample_scale ? s.images : 1, 0, s.threads);
-    double* counted = next_place(list2, num2, C);
+    double* counted = append(list2, num2, C);
     for (int64_t c = 0; c < C; ++c) {
         counted[c] = static_cast<double>(R);
         counted[C + c] = mean[c] + w->b2[c];
@@ -98,10 +97,10 @@ extern "C" void vigpipe_half_block(const float* x, const Weights* w, double eps1
     }
 }
 
-// Gradients in the order of the weights: of W1, b1, gamma1, beta1, the convolution's bias, W2, b2,
-// gamma2 and beta2, 9 of them, either written to `grads` one after the other or, if there are sums,
-// added to these; those of rel and root to d_rel and d_root, or their factors to `factors`. Biases
-// before a norm have gradients of 0.
+// Writes the gradients of W1, b1, gamma1, beta1, the convolution's bias, W2, b2, gamma2 and beta2,
+// in this order, to `grads` one after the other; if there are sums, they are also added to these.
+// The gradients of rel and root go to d_rel and d_root, or their factors to `factors`. Biases before
+// a norm have gradients of 0.
 extern "C" void vigpipe_half_block_backward(const float* grad, const float* x, const Weights* w,
                                             double eps1, double eps2, const float* sample_scale,
                                             const float* z, const float* kept, double* moments,

@@ -50,7 +50,7 @@ class Candidates {
 #else
     static constexpr int ROWS = 6;
 #endif
-    const int64_t width;  // of a row of similarities, of which the first M count
+    const int64_t width;  // length of a row of similarities, the first M of which count
 
     Candidates(const S* y, int64_t M_, int64_t C_)
         : M(M_), C(C_), num_strips((M_ + STRIP - 1) / STRIP), packed(num_strips * STRIP * C_, T(0)),
@@ -125,7 +125,7 @@ class TiledCandidates {
 
    public:
     static constexpr int64_t ROWS = 2 * SIDE, STRIP = 2 * SIDE;
-    const int64_t width;  // of a row of similarities, of which the first M count
+    const int64_t width;  // length of a row of similarities, the first M of which count
 
     TiledCandidates(const S* y, int64_t M_, int64_t C_)
         : M(M_), C(C_), num_steps((C_ + STEP - 1) / STEP), num_strips((M_ + STRIP - 1) / STRIP),

@@ -1,4 +1,4 @@
-// Dropout of channels of wide rows, of which a hash decides, and ReLU that remembers a bit a number.
+// Dropout of channels of wide rows, decided by a hash, and ReLU that remembers a bit a number.
 //
 //     rows (R) hashed keys   kept (R, C) bytes, 1 where a lane of 16 bits is at least the threshold;
 //     every hash has four, lowest bits first

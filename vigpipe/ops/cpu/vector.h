@@ -54,7 +54,7 @@ using Vector = typename Lanes<T>::Vector;
 template <typename T>
 using Whole = typename Lanes<T>::Whole;
 template <typename T>
-using Short = typename Lanes<T>::Short;  // as many numbers, of 16 bits
+using Short = typename Lanes<T>::Short;  // as many numbers of 16 bits
 
 // What numbers of a type are computed in.
 template <typename T>
