@@ -173,14 +173,8 @@ def norm(
 def grouped(x: Tensor, weight: Tensor, groups: int, *, fused: bool = True) -> Tensor:
     """Multiply each group of channels by its own matrix: a grouped 1x1 convolution.
 
-    Args:
-        x: rows of features, (R, C_in).
-        weight: (C_out, C_in / groups); the first C_out / groups rows are of the first group.
-        groups: number of groups.
-        fused: use the version that copies no features where there is one.
-
-    Returns:
-        (R, C_out).
+    Features x, (R, C_in), and weight, (C_out, C_in / groups), whose first C_out / groups rows are
+    those of the first group, give (R, C_out). The fused version copies no features.
     """
     if not fused or x.device.type != "cpu" or not is_fused(x, "grouped"):
         return plain.grouped(x, weight, groups)
@@ -195,15 +189,7 @@ def grouped(x: Tensor, weight: Tensor, groups: int, *, fused: bool = True) -> Te
 def hidden(x: Tensor, first: Tensor, bias: Tensor, second: Tensor, *, fused: bool = True) -> Tensor:
     """Compute gelu(x first + bias) second^T without storing the hidden layer for the backward.
 
-    Args:
-        x: rows of features, (R, F).
-        first: weights of the hidden layer, (F, H).
-        bias: bias of the hidden layer, (H,).
-        second: weights of the output layer, (O, H).
-        fused: use the fused operator where there is one.
-
-    Returns:
-        (R, O).
+    Rows of features, x (R, F), with first (F, H), bias (H,) and second (O, H) give (R, O).
     """
     fits = x.shape[1] in (3, 7) and second.shape[0] == 3 and first.shape[1] % 16 == 0
     if fused and fits and x.dtype == first.dtype and is_fused(x, "hidden"):

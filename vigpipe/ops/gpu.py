@@ -345,8 +345,8 @@ def aggregate(
     """Reduce the features of every node's neighbours; see `vigpipe.ops.aggregate`.
 
     Returns:
-        The outputs, (B, N, C * P): channel c of output p of P is at [..., c * P + p]. And the first
-        k with the largest y_graph[k], (B, N, C) uint8; (0,) if no backward needs it.
+        The outputs, (B, N, C * P): channel c of output p of P is at [..., c * P + p]; and the first
+        k with the largest y_graph[k], (B, N, C) uint8, or (0,) if no backward needs it.
     """
     others = x if y is None else y
     assert others is not None, "neither nodes nor candidates"

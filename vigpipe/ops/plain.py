@@ -56,17 +56,12 @@ def unit_length(x: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
 def nearest(nearness: Tensor, num: int) -> Tensor:
     """Index the `num` largest numbers of every row, largest first, equal ones by index.
 
+    From nearness, (B, N, M) float32 or float64 without NaN, it makes (B, N, num) int64.
+
     topk returns equal numbers in any order. On the CPU, rows with equal numbers are rare, and are
     sorted again. On other devices, looking for such rows would make the host wait for the device.
     There the index becomes part of the key: the bits of the float32, as an integer of the same
     order, above the negated index.
-
-    Args:
-        nearness: larger for nearer candidates, (B, N, M) float32 or float64, without NaN.
-        num: how many indices to return, at most M.
-
-    Returns:
-        (B, N, num) int64.
     """
     if torch.onnx.is_in_onnx_export():  # ONNX's TopK puts the lower index first
         return nearness.topk(num, dim=-1).indices

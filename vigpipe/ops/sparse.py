@@ -27,7 +27,7 @@ from vigpipe.ops.adjacency import Adjacency, Factors, Kind
 from vigpipe.ops.call import is_traced
 from vigpipe.ops.csr import native, plain
 
-_MOST_SOURCES = (1 << 31) - 1  # whose numbers fit int32 in a maximum
+_MOST_SOURCES = (1 << 31) - 1  # sources whose numbers fit int32
 
 
 def constant_sum(

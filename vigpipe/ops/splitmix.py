@@ -39,17 +39,8 @@ def lanes_at_least(
     """Compare four lanes of 16 bits of every hash with a threshold.
 
     Channel c of a row is lane c % 4, the lowest first, of the hash of the row's number and of the
-    counter first + c // 4.
-
-    Args:
-        rows: numbers of the rows, hashes themselves, (B,) int64.
-        first: counter of channels 0 to 3.
-        num: C, number of channels.
-        threshold: from -2^15, which all lanes attain, to 2^15 - 1.
-        fused: use the C++ version where there is one.
-
-    Returns:
-        (B, C) bool.
+    counter first + c // 4. The numbers of rows, (B,) int64, are hashes themselves. The threshold is
+    from -2^15, which all lanes attain, to 2^15 - 1. For `num` channels the result is (B, num) bool.
     """
     if fused and can_call(rows):
         return native.lanes_at_least(rows, first, num, threshold)

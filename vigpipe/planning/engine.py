@@ -51,14 +51,11 @@ _RANK, _HOST = 0, 1
 
 
 class Simulation:
-    """The state of a simulation.
+    """The state of a simulation of the programs, the operations of every rank in their order.
 
-    Args:
-        programs: the operations of every rank, in their order.
-        num_ranks: S, ranks of one pipeline.
-        stretch: how many times longer an operation takes while n ranks of a host compute, by n.
-        host_size: number of ranks on a host.
-        asks_early: whether ranks ask for all messages long before they need them.
+    An operation takes stretch[n] times as long while n ranks of a host compute. Ranks ask for all
+    messages long before they need them if `asks_early`. An event is (time, _RANK or _HOST, index of
+    the rank or host, version of the host).
     """
 
     def __init__(

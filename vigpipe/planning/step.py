@@ -57,7 +57,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A layout, V virtual stages a rank and M micro-batches a replica, and its predicted costs.
+    """A layout of V virtual stages a rank and M micro-batches a replica, and its predicted costs.
 
     The bubble is the share of the schedule in which ranks wait. Memory is that of every rank of one
     pipeline, Profile.base_bytes included. Spans are the simulated ones of all ranks.

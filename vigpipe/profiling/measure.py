@@ -59,15 +59,10 @@ def measure_profile(
     All ranks call this together. Rank 0 times the pieces while the others wait, with every size of
     the micro-batches in turn. Before, between and after the turns the first two, three, ... ranks
     train at the same time, which shows how much they slow each other down, and how steady the
-    machine is; then ranks 0 and 1 exchange messages.
+    machine is, unless the slowdown is known; then ranks 0 and 1 exchange messages.
 
-    Args:
-        run: says which model, data and options to profile; its layout is not used.
-        rank: position in the world.
-        device: device of this rank.
-        microbatch_sizes: samples per micro-batch to profile with, ascending; where micro-batches
-            are drawn as they are, these do not matter.
-        slowdown: how much ranks slow each other down, if that is known; else it is measured.
+    The sizes, in samples and ascending, do not matter where micro-batches are drawn as they are.
+    The run's layout is not used.
 
     Returns:
         The profile on rank 0, else None.

@@ -102,15 +102,9 @@ _Pass = tuple[str, int, int]  # a region's path, stage and micro-batch
 class Recorder:
     """Records the steps of one rank.
 
-    `enter`, `leave`, `resume` and `region` do nothing outside a step that is recorded.
-
-    Args:
-        clock: clock of this rank's device.
-        rank: position in the world.
-        replica: index of the rank's replica.
-        num_warmup: steps of each phase that are left out before the first one that is recorded.
-        num_steps: steps of each phase with full batches that are recorded after them. Those with
-            partial batches that come in between are recorded too, at most as many.
+    `enter`, `leave`, `resume` and `region` do nothing outside a step that is recorded. The first
+    num_warmup steps of each phase are left out. Then num_steps with full batches are recorded, and
+    those with partial batches that come in between, at most as many.
 
     Attributes:
         rows: rows that have been added since `take_rows` was last called.

@@ -16,18 +16,11 @@ def row_sums(
     added: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Sum what edges bring, times the factors of edges, sources and targets.
+    """Sum what edges bring, times the factors of edges, sources and targets: (n, C) -> (m, C).
 
-    Args:
-        adjacency: the graph.
-        x: features, (n, C), of H heads with C / H channels each if the factors of edges are (e, H).
-            Here, in `added` and in `out`, rows may be apart.
-        factors: see `Factors`.
-        added: (m, C), or (C,) for all targets, which is added last; None for nothing.
-        out: (m, C), where the result is to be, which may be `added`; None for a new tensor.
-
-    Returns:
-        (m, C).
+    If the factors of edges are (e, H), x has H heads with C / H channels each. `added`, (m, C) or
+    (C,) for all targets, is added last. The result is written to `out`, which may be `added`, if
+    there is one. Rows of x, `added` and `out` may be apart.
     """
     num_channels, of_edges = x.shape[1], factors.of_edges
     y = x.new_empty(adjacency.num_targets, num_channels) if out is None else out
