@@ -27,6 +27,14 @@ class Factors(NamedTuple):
     of_targets: Tensor | None = None
 
 
+class Ends(NamedTuple):
+    """What gives an edge from j to i the score leaky_relu(of_sources[j] + of_targets[i])."""
+
+    of_sources: Tensor  # (n, H)
+    of_targets: Tensor  # (m, H)
+    slope: float
+
+
 class Adjacency:
     """Compressed sparse rows of a graph: row v lists where the edges that end in v come from.
 

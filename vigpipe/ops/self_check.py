@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vigpipe.messages import one_line, tell
 from vigpipe.ops import plain
-from vigpipe.ops.adjacency import Adjacency, Factors
+from vigpipe.ops.adjacency import Adjacency, Ends, Factors
 from vigpipe.ops.csr import plain as plain_csr
 
 # Allowed differences of numbers near 1.
@@ -128,16 +128,17 @@ def csr_cases(channels: int = 20, heads: int = 2) -> Iterator[tuple[str, tuple[A
     graph = Adjacency(indptr, torch.tensor([j for row in rows for j in row]), 49)
     x, d_y, edges = numbers(49, channels), numbers(targets, channels), graph.num_edges
     weights, shares = numbers(edges), numbers(edges, heads)
-    ends, of_heads = (numbers(49, heads), numbers(targets, heads)), numbers(heads, per_head)
+    ends = Ends(numbers(49, heads), numbers(targets, heads), 0.2)
+    of_heads = numbers(heads, per_head)
     yield "row_sums", (graph, x, Factors())
     yield "row_sums", (graph, x, Factors(weights, numbers(49), numbers(targets)), numbers(channels))
     yield "row_sums", (graph, x, Factors(shares), d_y)
     yield "maxima", (graph, x, True)
     yield "maxima_backward", (graph, d_y, plain_csr.maxima(graph, x, True)[1])
-    yield "edge_softmax", (graph, shares, None, None, 0.0)
-    yield "edge_softmax", (graph, None, *ends, 0.2)
-    yield "edge_softmax_backward", (graph, numbers(edges, heads), shares, None, None, 0.0)
-    yield "edge_softmax_backward", (graph, numbers(edges, heads), shares, *ends, 0.2)
+    yield "edge_softmax", (graph, shares)
+    yield "edge_softmax", (graph, ends)
+    yield "edge_softmax_backward", (graph, numbers(edges, heads), shares, None)
+    yield "edge_softmax_backward", (graph, numbers(edges, heads), shares, ends)
     yield "attention_backward", (graph, shares, d_y, x)
     yield "pair_scores", (graph, x, d_y, of_heads, 0.2)
     yield "pair_scores_backward", (graph, shares, x, d_y, of_heads, 0.2)
@@ -176,8 +177,8 @@ def _exact(draw: torch.Generator, num_images: int, num_nodes: int, num_channels:
 
 def _on(device: torch.device, arguments: tuple[Any, ...]) -> list[Any]:
     def sent(a: Any) -> Any:  # noqa: ANN401
-        if isinstance(a, Factors):
-            return Factors(*_on(device, a))
+        if isinstance(a, (Factors, Ends)):
+            return type(a)(*_on(device, a))
         return a.to(device) if isinstance(a, (Tensor, Adjacency)) else a
 
     return [sent(a) for a in arguments]

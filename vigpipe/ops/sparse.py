@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from vigpipe.ops import is_fused
-from vigpipe.ops.adjacency import Adjacency, Factors, Kind
+from vigpipe.ops.adjacency import Adjacency, Ends, Factors, Kind
 from vigpipe.ops.call import is_traced
 from vigpipe.ops.csr import native, plain
 
@@ -296,9 +296,7 @@ class _Maximum(Function):
 class _EdgeSoftmax(Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, adjacency: Adjacency, fused: bool) -> Tensor:  # noqa: ANN401
-        shares = kernels_for(scores, fused).edge_softmax(
-            adjacency, widened(scores), None, None, 0.0
-        )
+        shares = kernels_for(scores, fused).edge_softmax(adjacency, widened(scores))
         ctx.save_for_backward(shares)
         ctx.adjacency, ctx.fused = adjacency, fused
         return shares.to(scores.dtype)
@@ -307,7 +305,7 @@ class _EdgeSoftmax(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
         (shares,) = ctx.saved_tensors
         kernels, wide = kernels_for(grad, ctx.fused), widened(grad)
-        d_scores, _ = kernels.edge_softmax_backward(ctx.adjacency, wide, shares, None, None, 0.0)
+        d_scores, _ = kernels.edge_softmax_backward(ctx.adjacency, wide, shares, None)
         return d_scores.to(grad.dtype), None, None
 
 
@@ -321,19 +319,18 @@ class _PairSoftmax(Function):
         adjacency: Adjacency,
         fused: bool,
     ) -> Tensor:
-        ends = widened(of_sources), widened(of_targets)
-        shares = kernels_for(of_sources, fused).edge_softmax(adjacency, None, *ends, slope)
-        ctx.save_for_backward(shares, *ends)
+        ends = Ends(widened(of_sources), widened(of_targets), slope)
+        shares = kernels_for(of_sources, fused).edge_softmax(adjacency, ends)
+        ctx.save_for_backward(shares, ends.of_sources, ends.of_targets)
         ctx.adjacency, ctx.slope, ctx.fused = adjacency, slope, fused
         return shares.to(of_sources.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
-        shares, *ends = ctx.saved_tensors
+        shares, of_sources, of_targets = ctx.saved_tensors
         adjacency, kernels = ctx.adjacency, kernels_for(grad, ctx.fused)
-        d_scores, d_targets = kernels.edge_softmax_backward(
-            adjacency, widened(grad), shares, *ends, ctx.slope
-        )
+        ends = Ends(of_sources, of_targets, ctx.slope)
+        d_scores, d_targets = kernels.edge_softmax_backward(adjacency, widened(grad), shares, ends)
         starts, edges = adjacency.transposed.indptr, adjacency.turned_edges
         of_edges = Adjacency.unchecked(starts, edges, adjacency.num_edges)
         d_sources = kernels.row_sums(of_edges, d_scores, Factors())

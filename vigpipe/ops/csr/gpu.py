@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vigpipe.ops import gpu
-from vigpipe.ops.adjacency import Adjacency, Factors
+from vigpipe.ops.adjacency import Adjacency, Ends, Factors
 
 launch = partial(gpu.launch, strided=True)
 
@@ -321,23 +321,19 @@ def maxima_backward(adjacency: Adjacency, grad: Tensor, winners: Tensor) -> Tens
     return d_x
 
 
-def edge_softmax(
-    adjacency: Adjacency,
-    scores: Tensor | None,
-    of_sources: Tensor | None,
-    of_targets: Tensor | None,
-    slope: float,
-) -> Tensor:
+def edge_softmax(adjacency: Adjacency, scores: Tensor | Ends) -> Tensor:
     """Take the softmax of scores; see `native.edge_softmax`."""
-    given = scores if of_sources is None else of_sources
-    assert given is not None
+    if isinstance(scores, Ends):
+        given, tensors, slope = scores.of_sources, (None, *scores[:2]), scores.slope
+    else:
+        given, tensors, slope = scores, (scores, None, None), 0.0
     heads = given.shape[1]
     shares = given.new_empty(adjacency.num_edges, heads)
     block, at_once = _tile(heads, most=32)
     launch(
         _softmax_kernel,
         (adjacency.num_targets, triton.cdiv(heads, block)),
-        (adjacency.indptr, adjacency.indices, scores, of_sources, of_targets, shares),
+        (adjacency.indptr, adjacency.indices, *tensors, shares),
         (),
         (slope, heads, at_once, block),
     )
@@ -345,22 +341,18 @@ def edge_softmax(
 
 
 def edge_softmax_backward(
-    adjacency: Adjacency,
-    grad: Tensor,
-    shares: Tensor,
-    of_sources: Tensor | None,
-    of_targets: Tensor | None,
-    slope: float,
+    adjacency: Adjacency, grad: Tensor, shares: Tensor, ends: Ends | None
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the gradients of `edge_softmax`; see `native.edge_softmax_backward`."""
     d_scores, heads = torch.empty_like(shares), shares.shape[1]
+    of_sources, of_targets, slope = (None, None, 0.0) if ends is None else ends
     d_targets = None if of_targets is None else torch.empty_like(of_targets)
     block, at_once = _tile(heads, most=32)
-    ends = of_sources, of_targets
+    edges = adjacency.indptr, adjacency.indices
     launch(
         _softmax_backward_kernel,
         (adjacency.num_targets, triton.cdiv(heads, block)),
-        (adjacency.indptr, adjacency.indices, grad, shares, *ends, d_scores, d_targets),
+        (*edges, grad, shares, of_sources, of_targets, d_scores, d_targets),
         (),
         (slope, heads, at_once, block),
     )

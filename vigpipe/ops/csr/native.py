@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor
 
-from vigpipe.ops.adjacency import Adjacency, Factors
+from vigpipe.ops.adjacency import Adjacency, Ends, Factors
 from vigpipe.ops.call import call, dtype_name, num_threads, sizes
 
 _PARTS = 64  # partial sums of a gradient over all edges; equals PARTS in attention.cpp
+_NO_ENDS = (None, None, 0.0)
 
 
 def row_sums(
@@ -56,46 +57,33 @@ def maxima_backward(adjacency: Adjacency, grad: Tensor, winners: Tensor) -> Tens
     return d_x
 
 
-def edge_softmax(
-    adjacency: Adjacency,
-    scores: Tensor | None,
-    of_sources: Tensor | None,
-    of_targets: Tensor | None,
-    slope: float,
-) -> Tensor:
-    """Take the softmax of scores, (e, H), over the edges that end in the same node: (e, H).
-
-    Without scores, that of an edge from j to i is leaky_relu(of_sources[j] + of_targets[i]), with
-    of_sources (n, H) and of_targets (m, H).
-    """
-    given = scores if of_sources is None else of_sources
-    assert given is not None
+def edge_softmax(adjacency: Adjacency, scores: Tensor | Ends) -> Tensor:
+    """Take the softmax of scores, (e, H), over the edges that end in the same node: (e, H)."""
+    if isinstance(scores, Ends):
+        given, arguments = scores.of_sources, (None, *scores)
+    else:
+        given, arguments = scores, (scores, *_NO_ENDS)
     num_heads = given.shape[1]
     shares = given.new_empty(adjacency.num_edges, num_heads)
-    inputs = *_edges(adjacency), scores, of_sources, of_targets, slope
     shape, threads = sizes(adjacency.num_targets, num_heads), _threads(adjacency, 4 * num_heads)
-    call(f"edge_softmax_{dtype_name(given)}", *inputs, shares, *shape, threads)
+    function = f"edge_softmax_{dtype_name(given)}"
+    call(function, *_edges(adjacency), *arguments, shares, *shape, threads)
     return shares
 
 
 def edge_softmax_backward(
-    adjacency: Adjacency,
-    grad: Tensor,
-    shares: Tensor,
-    of_sources: Tensor | None,
-    of_targets: Tensor | None,
-    slope: float,
+    adjacency: Adjacency, grad: Tensor, shares: Tensor, ends: Ends | None
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the gradients of `edge_softmax`, whose result is `shares`.
 
     Returns:
-        The gradient of the scores, (e, H), and None; with `of_sources` that of the sums that the
-        leaky ReLU is applied to, and that of `of_targets`, (m, H).
+        The gradient of the scores, (e, H), and None; with ends that of the sums that the leaky ReLU
+        is applied to, and that of their `of_targets`, (m, H).
     """
     d_scores = torch.empty_like(shares)
-    d_targets = None if of_targets is None else torch.empty_like(of_targets)
+    d_targets = None if ends is None else torch.empty_like(ends.of_targets)
     num_heads = shares.shape[1]
-    inputs = *_edges(adjacency), grad, shares, of_sources, of_targets, slope
+    inputs = *_edges(adjacency), grad, shares, *(_NO_ENDS if ends is None else ends)
     shape, threads = sizes(adjacency.num_targets, num_heads), _threads(adjacency, 4 * num_heads)
     function = f"edge_softmax_backward_{dtype_name(grad)}"
     call(function, *inputs, d_scores, d_targets, *shape, threads)

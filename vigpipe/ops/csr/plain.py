@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vigpipe.ops.adjacency import Adjacency, Factors
+from vigpipe.ops.adjacency import Adjacency, Ends, Factors
 
 _AT_ONCE = 1 << 16  # edges whose features are copied for products
 
@@ -67,17 +67,10 @@ def maxima_backward(adjacency: Adjacency, grad: Tensor, winners: Tensor) -> Tens
     return d_x[:num_sources]
 
 
-def edge_softmax(
-    adjacency: Adjacency,
-    scores: Tensor | None,
-    of_sources: Tensor | None,
-    of_targets: Tensor | None,
-    slope: float,
-) -> Tensor:
+def edge_softmax(adjacency: Adjacency, scores: Tensor | Ends) -> Tensor:
     """Take the softmax of scores; see `native.edge_softmax`."""
-    if scores is None:
-        assert of_sources is not None
-        assert of_targets is not None
+    if isinstance(scores, Ends):
+        of_sources, of_targets, slope = scores
         scores = F.leaky_relu(_at_edges(adjacency, of_sources, of_targets), slope)
     if not adjacency.num_edges or not scores.shape[1]:
         return torch.zeros_like(scores)
@@ -87,20 +80,15 @@ def edge_softmax(
 
 
 def edge_softmax_backward(
-    adjacency: Adjacency,
-    grad: Tensor,
-    shares: Tensor,
-    of_sources: Tensor | None,
-    of_targets: Tensor | None,
-    slope: float,
+    adjacency: Adjacency, grad: Tensor, shares: Tensor, ends: Ends | None
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the gradients of `edge_softmax`; see `native.edge_softmax_backward`."""
     mean = _of_rows(adjacency, shares * grad)
     d_scores = shares * (grad - mean.index_select(0, adjacency.targets))
-    if of_sources is None or of_targets is None:
+    if ends is None:
         return d_scores, None
-    is_positive = _at_edges(adjacency, of_sources, of_targets) > 0
-    d_scores = torch.where(is_positive, d_scores, d_scores * slope)
+    is_positive = _at_edges(adjacency, ends.of_sources, ends.of_targets) > 0
+    d_scores = torch.where(is_positive, d_scores, d_scores * ends.slope)
     return d_scores, _of_rows(adjacency, d_scores)
 
 
