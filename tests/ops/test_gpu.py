@@ -244,13 +244,13 @@ EDGES = [(20, 2, "float64"), (6, 3, "float32"), (140, 1, "float32")]
 
 def csr_errors(channels, heads, dtype):
     """The largest difference of every kernel over the edges of a graph, by its number and name."""
-    from vigpipe.ops.adjacency import Factors
+    from vigpipe.ops.adjacency import Ends, Factors
     from vigpipe.ops.csr import gpu, plain
     from vigpipe.ops.self_check import csr_cases
 
     def typed(a) -> Any:
-        if isinstance(a, Factors):
-            return Factors(*map(typed, a))
+        if isinstance(a, (Factors, Ends)):
+            return type(a)(*map(typed, a))
         return a.to(dtype) if torch.is_tensor(a) and a.is_floating_point() else a
 
     for i, (name, arguments) in enumerate(csr_cases(channels, heads)):
