@@ -141,9 +141,6 @@ def measure_ways(run: Run, rank: int, device: torch.device, num_ranks: int) -> M
 
     Returns:
         The costs, on rank 0; on others those of pipelines are missing.
-
-    Raises:
-        InputError: a step does not fit into the memory of this host, in any way.
     """
     world = _World(rank, dist.get_world_size() if dist.is_initialized() else 1, device)
     base_bytes = max(world.gathered(peak_bytes(device)))
