@@ -29,10 +29,10 @@ from benchmarks.ranks import run_bench_ranks, start_bench_ranks
 from benchmarks.sleeping import SleepingModel, sleep_until
 from vigpipe.data.loss import Loss
 from vigpipe.errors import DONE, InputError
-from vigpipe.job.batch import ReplicaBatch
 from vigpipe.launch.device import peak_bytes
 from vigpipe.launch.environment import Launch
 from vigpipe.launch.rendezvous import init_process_group
+from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.parallel.gradients import Replicas, gather_vectors
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import even_plan

@@ -12,9 +12,9 @@ from benchmarks.options import FeedBench
 from vigpipe.config.options import TrainConfig
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.data.reader import AHEAD
-from vigpipe.job.batch import ReplicaBatch
 from vigpipe.launch.device import has_own_cores
 from vigpipe.launch.environment import threads_per_rank
+from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.run.facts import prepare
 from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.run.step import complete_step, train_step

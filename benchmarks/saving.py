@@ -9,7 +9,7 @@ import torch
 from benchmarks.side_by_side import alternate, write_results
 from vigpipe.checkpoint.checkpoints import Checkpoints
 from vigpipe.checkpoint.state import named_tensors
-from vigpipe.job.batch import ReplicaBatch
+from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.run.batches import batches
 from vigpipe.run.facts import Run
 from vigpipe.run.rank import RankState, make_rank_state

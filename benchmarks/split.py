@@ -20,9 +20,9 @@ from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.errors import InputError
 from vigpipe.graphs.job import GraphJob
 from vigpipe.graphs.split.halo import HaloEdges
-from vigpipe.job.batch import ReplicaBatch
 from vigpipe.launch.device import weight_dtype
 from vigpipe.model.vig import VisionGnn
+from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.parallel.layout import Layout
 from vigpipe.profiling.live_bytes import LiveBytes
 from vigpipe.profiling.rehearse import CountedShards, features_of

@@ -23,8 +23,8 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from vigpipe.config.options import TrainConfig
 from vigpipe.data.pixels import Pixels
 from vigpipe.data.split import ImageSplit
-from vigpipe.job.batch import ReplicaBatch
 from vigpipe.parallel.agreement import Agreement, Peers, Status
+from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.parallel.split import StageModule
 from vigpipe.run.facts import Run, prepare
 from vigpipe.run.rank import RankState, make_rank_state

@@ -19,8 +19,8 @@ from vigpipe.graphs.samplers.parts import Parts
 from vigpipe.graphs.samplers.saint import Saint, by_walks
 from vigpipe.graphs.samplers.whole import WholeGraph
 from vigpipe.graphs.sbm import draw
-from vigpipe.job.batch import NO_LABEL
 from vigpipe.ops.adjacency import Adjacency
+from vigpipe.parallel.batch import NO_LABEL
 from vigpipe.parallel.layout import Layout
 
 CPU = torch.device("cpu")

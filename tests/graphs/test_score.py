@@ -13,7 +13,7 @@ from vigpipe.graphs.graph import TEST, VALIDATION
 from vigpipe.graphs.loss import NodeLoss
 from vigpipe.graphs.sbm import draw
 from vigpipe.graphs.score import NodeScore, NodeTally
-from vigpipe.job.batch import NO_LABEL, ReplicaBatch
+from vigpipe.parallel.batch import NO_LABEL, ReplicaBatch
 
 CPU = torch.device("cpu")
 SPLITS = {"validation": VALIDATION, "test": TEST}

@@ -26,7 +26,7 @@ from vigpipe.commands.check_server import serve_in_turn
 from vigpipe.config.compress import parse_compress
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
-from vigpipe.job.batch import ReplicaBatch
+from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.replication.decisions import ALL
 from vigpipe.replication.diary import DEEDS
 from vigpipe.replication.feedback import make_method

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from vigpipe.checkpoint.weights_file import gather_named
 from vigpipe.commands.differences import Compared, Kinds, compare
-from vigpipe.job.batch import ReplicaBatch
 from vigpipe.parallel.agreement import Agreement, Peers
+from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.parallel.layout import Layout
 from vigpipe.replication.record import Recorded, collect
 from vigpipe.replication.strategy import Item, Loop, Outcome, Pushed

@@ -20,9 +20,9 @@ from vigpipe.data.pixels import Pixels
 from vigpipe.data.reader import Reader, Request
 from vigpipe.data.sources import Source
 from vigpipe.data.split import Split
-from vigpipe.job.batch import NO_LABEL, ReplicaBatch
 from vigpipe.launch.device import SideStream, sender
 from vigpipe.model.keyed_dropout import sample_keys
+from vigpipe.parallel.batch import NO_LABEL, ReplicaBatch
 
 
 class _Plan(NamedTuple):

@@ -3,8 +3,8 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from vigpipe.job.batch import NO_LABEL
 from vigpipe.job.loss import MeanLoss
+from vigpipe.parallel.batch import NO_LABEL
 
 
 class Loss(MeanLoss):

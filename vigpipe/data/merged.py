@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from vigpipe.job.batch import ReplicaBatch
 from vigpipe.model.gnn.columns import WideShare
 from vigpipe.model.norm import PooledStatistics
 from vigpipe.model.staged import StagedModel
+from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.parallel.schedule import Pipeline
 
 

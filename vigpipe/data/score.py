@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vigpipe.job.batch import NO_LABEL, ReplicaBatch
 from vigpipe.job.score import Score
 from vigpipe.launch.device import send
+from vigpipe.parallel.batch import NO_LABEL, ReplicaBatch
 
 
 @dataclass(frozen=True)

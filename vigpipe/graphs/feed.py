@@ -22,9 +22,9 @@ from vigpipe.graphs.samplers.sampler import Sampler
 from vigpipe.graphs.samplers.whole import whole
 from vigpipe.graphs.split.sharding import Shard, Sharding, Unsharded
 from vigpipe.graphs.stored_rows import Rows, StoredRows
-from vigpipe.job.batch import NO_LABEL, ReplicaBatch
 from vigpipe.model.keyed_dropout import PADDING, sample_keys
 from vigpipe.ops.adjacency import Layered
+from vigpipe.parallel.batch import NO_LABEL, ReplicaBatch
 from vigpipe.parallel.layout import Layout
 
 _OF_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from vigpipe.job.batch import ReplicaBatch
 from vigpipe.model.gnn.by_columns import ByColumns
 from vigpipe.model.gnn.columns import WideShare
 from vigpipe.model.norm import merge_moments
+from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.parallel.schedule import Pipeline
 
 

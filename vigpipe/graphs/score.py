@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vigpipe.graphs.graph import SPLITS, Graph
-from vigpipe.job.batch import ReplicaBatch
 from vigpipe.job.score import Score
+from vigpipe.parallel.batch import ReplicaBatch
 
 
 @dataclass(frozen=True)

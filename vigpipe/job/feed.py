@@ -6,9 +6,9 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from vigpipe.job.batch import ReplicaBatch
 from vigpipe.model.gnn.columns import WideShare
 from vigpipe.model.staged import StagedModel
+from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.schedule import Loss, Pipeline
 from vigpipe.parallel.shards import Shards

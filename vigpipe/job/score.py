@@ -6,8 +6,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from vigpipe.job.batch import ReplicaBatch
 from vigpipe.job.fill import Fill
+from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.parallel.layout import Layout
 
 

@@ -9,7 +9,7 @@ GPipe on two stages and three micro-batches (F forward, B backward, . waiting):
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -23,15 +23,13 @@ from torch.distributed.pipelining import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
+from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.split import StageModule
 from vigpipe.parallel.stage import Stage, Watcher
 from vigpipe.parallel.step_graph import Record, Send, StepGraph
 from vigpipe.schedules import VIRTUAL, messages_ahead
 from vigpipe.spans import Kind
-
-if TYPE_CHECKING:
-    from vigpipe.job.batch import ReplicaBatch
 
 ROWS_AT_ONCE = 1 << 14  # of a large input that is taken layer by layer
 LONG_WAIT_SECONDS = 600.0  # for another stage, which computes whole layers of it
@@ -143,7 +141,7 @@ class Pipeline:
             scale_grads=False,  # `Loss` already weights the micro-batches
         )
 
-    def train_step(self, batch: "ReplicaBatch", *, eager: bool = False) -> Tensor | None:
+    def train_step(self, batch: ReplicaBatch, *, eager: bool = False) -> Tensor | None:
         """Run the forward and backward of every micro-batch; gradients add up in `.grad`.
 
         Args:
@@ -177,7 +175,7 @@ class Pipeline:
         steps = self._send_batch, self._take_step
         self._graph = StepGraph(num_samples, *steps, self.send, record, stopwatch)
 
-    def _take_step(self, batch: "ReplicaBatch", send: Send) -> Any:  # noqa: ANN401
+    def _take_step(self, batch: ReplicaBatch, send: Send) -> Any:  # noqa: ANN401
         inputs, options = self._send_batch(batch, send)
         losses: list[Tensor] = []
         if "target" in options:
@@ -186,7 +184,7 @@ class Pipeline:
         return torch.stack(losses).detach().double() if self.has_last else None
 
     def _send_batch(
-        self, batch: "ReplicaBatch", send: Send
+        self, batch: ReplicaBatch, send: Send
     ) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         for stage_module in self.stage_modules:
             draws = stage_module.model.draw(batch.keys, stage_module.dtype).sent(send)
@@ -194,7 +192,7 @@ class Pipeline:
         return self._send_samples(batch, send)
 
     @torch.no_grad()
-    def logits(self, batch: "ReplicaBatch") -> Tensor | None:
+    def logits(self, batch: ReplicaBatch) -> Tensor | None:
         """Run all micro-batches forward only, in evaluation mode.
 
         Args:
@@ -211,7 +209,7 @@ class Pipeline:
         return self._forward(*self._send_samples(batch, self.send))
 
     @torch.no_grad()
-    def forward_only(self, batch: "ReplicaBatch") -> None:
+    def forward_only(self, batch: ReplicaBatch) -> None:
         """Run all micro-batches forward as in training, so that norms see their features.
 
         Args:
@@ -221,7 +219,7 @@ class Pipeline:
             stage_module.train()
         self._forward(*self._send_batch(batch, self.send))
 
-    def _logits_by_layer(self, batch: "ReplicaBatch") -> Tensor | None:
+    def _logits_by_layer(self, batch: ReplicaBatch) -> Tensor | None:
         """Take all rows through the stages, each of which computes them layer by layer."""
         (structure,), (num_rows,) = batch.structures, batch.sizes
         x = None if batch.inputs is None else self.send(batch.inputs)
@@ -289,7 +287,7 @@ class Pipeline:
         return share
 
     def _send_samples(
-        self, batch: "ReplicaBatch", send: Send
+        self, batch: ReplicaBatch, send: Send
     ) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         """Send inputs and labels, as far as this rank needs them: arguments of a schedule."""
         weights = () if batch.weights is None else send(batch.weights).chunk(len(batch.sizes))

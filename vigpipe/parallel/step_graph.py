@@ -7,12 +7,11 @@ recorded, so what changes from step to step is copied there first.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from vigpipe.job.batch import ReplicaBatch
+from vigpipe.parallel.batch import ReplicaBatch
 
 NUM_WARMUP = 3  # steps before the recording, in which libraries and compilers choose their kernels
 
@@ -36,8 +35,8 @@ class StepGraph:
     def __init__(
         self,
         num_samples: int,
-        send_batch: Callable[["ReplicaBatch", Send], Any],
-        take_step: Callable[["ReplicaBatch", Send], Tensor],
+        send_batch: Callable[[ReplicaBatch, Send], Any],
+        take_step: Callable[[ReplicaBatch, Send], Tensor],
         send: Send,
         record: Record,
         timing: AbstractContextManager[Any],
@@ -49,11 +48,11 @@ class StepGraph:
         self._inputs: list[Tensor] = []  # on the device, in the order in which they are sent
         self._replay: Callable[[], None] | None = None
 
-    def fits(self, batch: "ReplicaBatch") -> bool:
+    def fits(self, batch: ReplicaBatch) -> bool:
         """Whether a batch is a full one."""
         return batch.num_samples == self._num_samples
 
-    def __call__(self, batch: "ReplicaBatch") -> Tensor:
+    def __call__(self, batch: ReplicaBatch) -> Tensor:
         """Run all forwards and backwards of a full batch; gradients add up in `.grad`.
 
         Returns:
@@ -73,7 +72,7 @@ class StepGraph:
             self._replay()
         return self._losses.clone()
 
-    def _take_sent_step(self, batch: "ReplicaBatch") -> Tensor:
+    def _take_sent_step(self, batch: ReplicaBatch) -> Tensor:
         places = iter(self._inputs)
         return self._take_step(batch, lambda _: next(places))
 

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vigpipe.graphs.job import GraphJob
-from vigpipe.job.batch import ReplicaBatch
 from vigpipe.launch.device import synchronize
 from vigpipe.ops.sparse_rows import SparseRows
 from vigpipe.parallel.agreement import Peers
+from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.parallel.shards import Gifts, Shards
 from vigpipe.profiling.live_bytes import LiveBytes
 from vigpipe.profiling.steps import Steps

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from vigpipe.job.batch import ReplicaBatch
+from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.parallel.shards import Shards
 from vigpipe.replication.strategy import Strategy
 from vigpipe.run.batches import batches

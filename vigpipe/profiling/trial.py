@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import torch
 
-from vigpipe.job.batch import ReplicaBatch
 from vigpipe.job.job import TrialStep
+from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.parallel.layout import Layout
 from vigpipe.run.facts import Run
 from vigpipe.run.rank import RankState, make_rank_state

@@ -2,9 +2,9 @@
 
 import re
 
-from vigpipe.job.batch import ReplicaBatch
 from vigpipe.model.graph import collected_anomalies
 from vigpipe.parallel.agreement import all_gather_values
+from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.run.rank import RankState
 
 

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 
-from vigpipe.job.batch import ReplicaBatch
+from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.replication.strategy import Item, Loop
 from vigpipe.run.rank import RankState
 

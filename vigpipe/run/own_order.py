@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from vigpipe.job.batch import ReplicaBatch
 from vigpipe.job.feed import Feed
+from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.run.facts import Run
 
 

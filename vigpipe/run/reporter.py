@@ -9,10 +9,10 @@ from typing import NamedTuple
 from rich.console import Console
 
 from vigpipe.config.files import as_toml
-from vigpipe.job.batch import ReplicaBatch
 from vigpipe.job.score import Scores
 from vigpipe.messages import one_line
 from vigpipe.parallel.agreement import Peers, all_gather_values, run_with_heartbeats
+from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.replication.strategy import Pushed
 from vigpipe.run.anomaly import find_anomaly
 from vigpipe.run.handed_step import HandedStep

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vigpipe.job.batch import ReplicaBatch
 from vigpipe.parallel.abort import abort_collectives
 from vigpipe.parallel.agreement import (
     NOTHING_WANTED,
@@ -27,6 +26,7 @@ from vigpipe.parallel.agreement import (
     becomes_true,
     holds_everywhere,
 )
+from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.parallel.clip import clip_gradients
 from vigpipe.replication.strategy import Pushed
 from vigpipe.run.handed_step import HandedStep
