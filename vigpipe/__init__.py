@@ -11,6 +11,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from vigpipe.model.import_hooks import register
+from vigpipe.version import __version__
 
 if TYPE_CHECKING:
     from vigpipe.api import Training, train
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from vigpipe.inference.prepack import prepack
     from vigpipe.model.variants import create_model
 
-__version__ = "0.1.0"
 __all__ = [
     "InputError",
     "LoadedGraphModel",

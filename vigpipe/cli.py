@@ -9,7 +9,6 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-import vigpipe
 from vigpipe.commands.program import run_program
 from vigpipe.config.choices import Shell
 from vigpipe.config.options import TrainConfig, check_timed_steps
@@ -24,6 +23,7 @@ from vigpipe.config.verbs import (
 from vigpipe.errors import WRONG_INPUT, InputError
 from vigpipe.messages import one_line, tell
 from vigpipe.run.folder import RUN_FILES
+from vigpipe.version import __version__
 
 Options = Annotated[TrainConfig, Parameter(name="*")]
 GraphOptions = Annotated[GraphConfig, Parameter(name="*")]
@@ -67,7 +67,7 @@ def make_app(arguments: list[str]) -> App:
     app = App(
         name="vigpipe",
         help="Train Vision GNNs across pipeline stages and data-parallel replicas.",
-        version=vigpipe.__version__,
+        version=__version__,
         help_format="plaintext",
     )
 

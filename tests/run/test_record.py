@@ -76,7 +76,8 @@ def test_a_number_comes_with_versions_commit_and_host():
 
 
 def test_an_installed_package_has_no_commit(tmp_path, monkeypatch):
-    monkeypatch.setattr(vigpipe, "__file__", str(tmp_path / "vigpipe" / "__init__.py"))
+    module = tmp_path / "vigpipe" / "run" / "provenance.py"
+    monkeypatch.setattr("vigpipe.run.provenance.__file__", str(module))
     assert commit.__wrapped__() is None
 
 
@@ -86,14 +87,14 @@ def test_the_commit_says_whether_files_differ(tmp_path, monkeypatch):
         line = ["git", *identity, "-C", str(tmp_path), *words]
         return subprocess.run(line, check=True, capture_output=True, text=True).stdout.strip()
 
-    package = Path(tmp_path, "vigpipe", "__init__.py")
-    package.parent.mkdir()
-    package.write_text("one")
+    module = Path(tmp_path, "vigpipe", "run", "provenance.py")
+    module.parent.mkdir(parents=True)
+    module.write_text("one")
     git("init", "-q")
     git("add", ".")
     git("commit", "-qm", "one")
-    monkeypatch.setattr(vigpipe, "__file__", str(package))
+    monkeypatch.setattr("vigpipe.run.provenance.__file__", str(module))
     head = git("rev-parse", "HEAD")
     assert commit.__wrapped__() == head
-    package.write_text("two")
+    module.write_text("two")
     assert commit.__wrapped__() == head + "+"

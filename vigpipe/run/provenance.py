@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-import vigpipe
 from vigpipe.launch.device import hardware
 from vigpipe.messages import program
+from vigpipe.version import __version__
 
 _PACKAGES = ("torch", "torchvision", "torch-geometric", "timm", "numpy", "scikit-learn")
 
@@ -47,7 +47,7 @@ def format_versions(versions: Mapping[str, str]) -> str:
 
 def provenance() -> dict[str, Any]:
     """Return the versions, the commit and the host, which every result is published with."""
-    versions = {"vigpipe": vigpipe.__version__, "python": platform.python_version()}
+    versions = {"vigpipe": __version__, "python": platform.python_version()}
     versions |= {package: version_of(package) for package in _PACKAGES}
     return {"versions": versions, "commit": commit(), "host": platform.node()}
 
@@ -64,7 +64,7 @@ def version_of(package: str) -> str:
 @functools.cache
 def commit() -> str | None:
     """Return the commit of this checkout, with a "+" if files differ; None outside a checkout."""
-    root = Path(vigpipe.__file__).parent.parent
+    root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
     try:
