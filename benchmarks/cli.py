@@ -39,6 +39,7 @@ from benchmarks.study.options import StudyConfig
 from vigpipe.commands.program import run_program
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
+from vigpipe.start import run_on_ranks
 
 
 class Benchmark(NamedTuple):
@@ -250,8 +251,6 @@ def _command(benchmark: Benchmark, arguments: list[str]) -> Callable[..., int | 
 
 def _run_on_ranks(benchmark: Benchmark, config: PipelineBench, arguments: list[str]) -> int:
     """Run what each rank does, which is given the benchmark's own options."""
-    from vigpipe.start import run_on_ranks
-
     if config.repeats < 1:
         raise InputError(f"--repeats {config.repeats}: must be at least 1")
     own = {field.name for field in fields(config)} - {field.name for field in fields(TrainConfig)}

@@ -45,8 +45,8 @@ def here(tmp_path, monkeypatch):
     """An empty working folder; a command that would start ranks, or train, fails."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("vigpipe.training.train", _no_training)
-    monkeypatch.setattr("vigpipe.launch.local.preload", lambda *modules: None)
-    monkeypatch.setattr("vigpipe.launch.local.start_local", _no_ranks)
+    monkeypatch.setattr("vigpipe.start.preload", lambda *modules: None)
+    monkeypatch.setattr("vigpipe.ranks.start_local", _no_ranks)
     threads = torch.get_num_threads()
     yield tmp_path
     torch.set_num_threads(threads)

@@ -169,7 +169,7 @@ def test_config_files(tmp_path, monkeypatch):
             (line,) = stderr.getvalue().splitlines()
             assert not any(unicodedata.category(letter) == "Cc" for letter in line)
 
-    monkeypatch.setattr("vigpipe.start.run_on_ranks", run)
+    monkeypatch.setattr("vigpipe.cli.run_on_ranks", run)
     search(damaged(CONFIG) | tables | monsters, read, 40)
 
 

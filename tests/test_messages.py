@@ -50,7 +50,7 @@ def test_numbers_and_names_without_end_are_told_by_their_ends():
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("vigpipe.launch.local.preload", lambda *modules: None)
+    monkeypatch.setattr("vigpipe.start.preload", lambda *modules: None)
     threads = torch.get_num_threads()
     yield tmp_path
     torch.set_num_threads(threads)

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
+from vigpipe import ranks
 from vigpipe.cli import main
 from vigpipe.config.files import as_toml
-from vigpipe.launch import join as joining
-from vigpipe.parallel import agreement
 
 GPU = torch.device("cuda", 0)
 
@@ -19,10 +18,10 @@ def options_of(monkeypatch, tmp_path):
 
     def start(*arguments, device=None, pipeline_size=1, replicas=1, verb="train"):
         if device is not None:
-            monkeypatch.setattr(joining, "join", lambda *_, **__: device)
+            monkeypatch.setattr(ranks, "join", lambda *_, **__: device)
         if pipeline_size * replicas > 1:
-            monkeypatch.setattr(agreement, "broadcast_value", lambda value, _: value)
-            monkeypatch.setattr(agreement, "check_alike", lambda *_: None)
+            monkeypatch.setattr(ranks, "broadcast_value", lambda value, _: value)
+            monkeypatch.setattr(ranks, "check_alike", lambda *_: None)
             values = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
             values |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
             for name, value in values.items():
@@ -71,7 +70,7 @@ def test_what_is_known_before_is_refused_before_ranks_start(tmp_path, monkeypatc
     steps = ["--batch-size", "700", "--steps", "2", "--evaluate-every", "9", "--threads", "1"]
     gossip = ["--strategy", "gossip", "--dp", "2"]
     assert main(["train", *steps, "--out", str(before)]) == 0
-    monkeypatch.setattr("vigpipe.start._start_ranks", lambda *_: pytest.fail("ranks were started"))
+    monkeypatch.setattr("vigpipe.ranks._start_ranks", lambda *_: pytest.fail("ranks were started"))
     rows = [
         (["--stages", "2", "--cuda-graph"], "--cuda-graph: a graph runs on a GPU, and this rank"),
         (["--stages", "2", "--stop-before", "2001-01-01"], "give a later moment"),
@@ -104,7 +103,7 @@ def test_ranks_of_a_launcher_are_refused_before_they_meet(monkeypatch, capsys):
     values |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     for name, value in values.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(joining, "join", lambda *_, **__: pytest.fail("they met"))
+    monkeypatch.setattr(ranks, "join", lambda *_, **__: pytest.fail("they met"))
     threads = torch.get_num_threads()
     try:
         assert main(["train", "--stages", "2", "--cuda-graph", "--threads", "1"]) == 2

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from vigpipe.commands.comparable import check_comparable
 from vigpipe.commands.program import run_program
 from vigpipe.config.choices import Shell
 from vigpipe.config.options import TrainConfig, check_timed_steps
@@ -23,6 +24,7 @@ from vigpipe.config.verbs import (
 from vigpipe.errors import WRONG_INPUT, InputError
 from vigpipe.messages import one_line, tell
 from vigpipe.run.folder import RUN_FILES
+from vigpipe.start import run_on_ranks
 from vigpipe.version import __version__
 
 Options = Annotated[TrainConfig, Parameter(name="*")]
@@ -74,8 +76,6 @@ def make_app(arguments: list[str]) -> App:
     @app.command
     def train(*, config: Options = TrainConfig()) -> int:  # noqa: B008
         """Train a model; `python -m vigpipe.train` is the same."""
-        from vigpipe.start import run_on_ranks
-
         return run_on_ranks(config, arguments, "vigpipe.training:train", RUN_FILES, trains=True)
 
     @app.command
@@ -89,9 +89,6 @@ def make_app(arguments: list[str]) -> App:
             config: as for train.
             compare_steps: optimizer steps to compare.
         """
-        from vigpipe.commands.comparable import check_comparable
-        from vigpipe.start import run_on_ranks
-
         return run_on_ranks(
             config,
             arguments,
@@ -108,8 +105,6 @@ def make_app(arguments: list[str]) -> App:
 
         Of replicas that take steps of their own, it tells who worked, waited and averaged.
         """
-        from vigpipe.start import run_on_ranks
-
         if not config.timing:
             raise InputError("--no-timing: is what vigpipe time is for; use vigpipe train")
         if config.test_batches < 1:

@@ -25,7 +25,7 @@ def parse(monkeypatch):
     """Arguments -> the options that the command would run with."""
     seen = []
     monkeypatch.setattr(
-        "vigpipe.start.run_on_ranks", lambda config, *_, **__: seen.append(config) or 0
+        "vigpipe.cli.run_on_ranks", lambda config, *_, **__: seen.append(config) or 0
     )
 
     def parse(*arguments: str) -> TrainConfig:

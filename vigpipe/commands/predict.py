@@ -16,9 +16,10 @@ from vigpipe.launch.failures import run_rank
 from vigpipe.launch.join import join
 from vigpipe.launch.local import preload, start_local
 from vigpipe.messages import tell
+from vigpipe.ranks import check_gpus, on_one_gpu, set_up_rank
 from vigpipe.run.bad_images import find_bad_images_together
 from vigpipe.run.rank import make_rank_state
-from vigpipe.start import COMMAND_LINE, check_gpus, on_one_gpu, set_up_rank
+from vigpipe.start import COMMAND_LINE
 
 
 def run_predict(config: PredictConfig, given: Sequence[Path], arguments: Sequence[str]) -> int:

@@ -18,8 +18,8 @@ from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
 from vigpipe.parallel.layout import Layout
 from vigpipe.profiling.rehearse import CountedShards
+from vigpipe.ranks import fit_to_world_size
 from vigpipe.run.facts import prepare
-from vigpipe.start import fit_to_world_size
 from vigpipe.training import train
 
 BASE = TrainConfig(

@@ -1,0 +1,19 @@
+"""Check all that options say by themselves, and fill in those that the user left open."""
+
+from vigpipe.config.check_job import check_job
+from vigpipe.config.options import TrainConfig, check_numbers, with_model_defaults
+from vigpipe.config.replication import with_replication_defaults
+
+
+def resolved(config: TrainConfig) -> TrainConfig:
+    """Return options as a run has them, before it has seen its data.
+
+    Args:
+        config: the options as the user gave them.
+
+    Raises:
+        InputError: an option is out of range, is not for this model, or contradicts another.
+    """
+    check_numbers(config)
+    check_job(config)
+    return with_replication_defaults(with_model_defaults(config))
