@@ -50,6 +50,7 @@ REFUSED = [
     "check --lr nan",
     "time --steps 3",
     "time --lr -1",
+    "plan --lr -1",
 ]
 
 

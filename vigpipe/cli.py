@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 from vigpipe.commands.comparable import check_comparable
 from vigpipe.commands.program import run_program
 from vigpipe.config.choices import Shell
-from vigpipe.config.options import TrainConfig, check_timed_steps
+from vigpipe.config.options import TrainConfig, check_numbers, check_timed_steps
 from vigpipe.config.verbs import (
     GraphConfig,
     PlanConfig,
@@ -45,10 +45,9 @@ MOVED = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; wrong use is one sentence and code 2.
+    """Run one command, by default that of this process, and return its exit code.
 
-    Args:
-        arguments: the command line without the program; by default that of this process.
+    Wrong use is one sentence and code 2.
     """
     words = sys.argv[1:] if arguments is None else arguments
     if words and words[0] in MOVED:
@@ -63,8 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def make_app(arguments: list[str]) -> App:
     """Make the command line's parser, with every command and its options.
 
-    Args:
-        arguments: the command line without the program, for the ranks that a command starts.
+    The ranks that a command starts are given the same arguments.
     """
     app = App(
         name="vigpipe",
@@ -120,6 +118,7 @@ def make_app(arguments: list[str]) -> App:
     @app.command
     def plan(*, config: PlanOptions = PlanConfig()) -> int:  # noqa: B008
         """Measure the blocks, and find the cut, micro-batches and schedule of the fastest step."""
+        check_numbers(config)  # before what measures and searches is imported, and torch with it
         from vigpipe.commands.plan import run_plan
 
         return run_plan(config, arguments)
