@@ -181,11 +181,7 @@ def as_arguments(options: Mapping[str, Any]) -> list[str]:
 def _run(
     arguments: list[str], rows: RowFollower, tell: Callable[[Row], bool], quiet: bool
 ) -> tuple[int, str]:
-    """Run the command to its end.
-
-    Returns:
-        Its exit code, negative for a signal, and the last line of its stderr if it has failed.
-    """
+    """Run the command; return its exit code, and the last line of its stderr if it has failed."""
     command = [sys.executable, "-c", _PROGRAM, "train", *arguments]
     environment = {**os.environ, STARTER: str(os.getpid())}
     pipe = subprocess.PIPE
@@ -227,10 +223,8 @@ def _run(
 class _Printer:
     """Prints what a process writes, line by line.
 
-    Args:
-        stream: where to.
-        quiet: print nothing.
-        keep_last: hold the last line back until another follows; it may become an exception's.
+    With `keep_last`, the last line is held back until another follows: it may become that of an
+    exception.
     """
 
     def __init__(self, stream: IO[str], *, quiet: bool, keep_last: bool = False) -> None:
@@ -245,12 +239,10 @@ class _Printer:
         self._kept = content[start:]
 
     def end(self) -> None:
-        """Print what is left."""
         self._print(self._kept)
 
     @property
     def last_line(self) -> str:
-        """The line that is held back."""
         return self._kept.decode("utf-8", "replace").strip()
 
     def _print(self, content: bytes) -> None:
@@ -260,12 +252,7 @@ class _Printer:
 
 
 def read_training(folder: Path, *, is_done: bool) -> Training:
-    """Read what a run has left in its folder.
-
-    Args:
-        folder: of the run.
-        is_done: whether it took its last step.
-    """
+    """Read what a run has left in its folder; there is no summary before its last step."""
     rows = parse_rows((folder / METRICS).read_bytes())
     return Training(
         folder,

@@ -67,15 +67,8 @@ def run_world(
 ) -> int:
     """Work as one of the ranks of a run, or start all of them on this host and wait.
 
-    Args:
-        config: the options as the user gave them, which `start` has checked by themselves.
-        arguments: see `start.run_on_ranks`, as for writes, trains and main.
-        work: what a rank does.
-        launch: this rank's place in the world.
-        writes: names of files.
-        failures: folders for records of a failure; that of the run is added.
-        trains: whether this is a training run.
-        main: what ranks that are started here run.
+    Only `start.run_on_ranks` calls this, and says what the arguments are; it has checked the
+    options as far as they go alone. The run's folder is added to `failures` once it is known.
 
     Returns:
         The exit code.
@@ -201,9 +194,6 @@ def fit_to_world_size(config: TrainConfig, layout: Layout, world_size: int) -> T
         layout: the layout that they ask for.
         world_size: number of ranks that were started.
 
-    Returns:
-        The options with other values of --dp, --microbatches and perhaps --stages.
-
     Raises:
         InputError: --stages is a plan, and world_size is not a multiple of its number of ranks; or
             it is not one of --shards.
@@ -276,11 +266,6 @@ def _largest_pipeline(config: TrainConfig, launch: Launch) -> int:
 
 def set_up_rank(options: TrainConfig | PredictConfig, layout: Layout, launch: Launch) -> int | None:
     """Set this rank's number of threads, its allocator and its precision, and choose its GPU.
-
-    Args:
-        options: the options; --device, --threads and --tf32 count.
-        layout: says how many ranks there must be.
-        launch: this rank's place in the world.
 
     Returns:
         The number of the GPU that this rank would take; None for the CPU.

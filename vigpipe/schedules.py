@@ -39,14 +39,7 @@ def messages_ahead(schedule: Schedule, device: str) -> float:
     """Return how many messages of a kind a rank asks for before it needs them.
 
     Torch's schedules with several stages a rank ask for all that come in a while, the others for
-    none. With gloo, `vigpipe.parallel.stage` makes that one.
-
-    Args:
-        schedule: name of the schedule.
-        device: kind of the device, `cpu` with gloo.
-
-    Returns:
-        0, 1, or infinity.
+    none. On CPUs, which use gloo, `vigpipe.parallel.stage` makes that one.
     """
     if schedule in VIRTUAL:
         return math.inf
@@ -61,11 +54,8 @@ def check_degrees(
 ) -> str | None:
     """Check whether a schedule can run with these degrees, each of at least 1.
 
-    Args:
-        schedule: name of the schedule.
-        pipeline_size: S, ranks of one pipeline.
-        virtual_stages: V, stages each rank holds.
-        num_microbatches: M, micro-batches of one replica.
+    The degrees are, here and below: S, the ranks of one pipeline; V, the stages that each rank
+    holds; M, the micro-batches of one replica.
 
     Returns:
         None if it can; else a sentence for the user that says why not and what to change.
@@ -95,14 +85,7 @@ def check_degrees(
 def is_legal(
     schedule: Schedule, pipeline_size: int, virtual_stages: int, num_microbatches: int
 ) -> bool:
-    """Whether a schedule can run with these degrees; `check_degrees` says why not.
-
-    Args:
-        schedule: name of the schedule.
-        pipeline_size: S, ranks of one pipeline.
-        virtual_stages: V, stages each rank holds.
-        num_microbatches: M, micro-batches of one replica.
-    """
+    """Whether a schedule can run with these degrees; `check_degrees` says why not."""
     degrees = pipeline_size, virtual_stages, num_microbatches
     return min(degrees) >= 1 and check_degrees(schedule, *degrees) is None
 
@@ -110,19 +93,10 @@ def is_legal(
 def orders(
     schedule: Schedule, pipeline_size: int, virtual_stages: int, num_microbatches: int
 ) -> Orders:
-    """List each rank's actions in a training step, in their order.
+    """List the actions of every rank of one pipeline in a training step, in their order.
 
     A pipeline of one rank ignores the schedule: it takes every micro-batch through all its stages
     and back before the next one.
-
-    Args:
-        schedule: name of the schedule.
-        pipeline_size: S, ranks of one pipeline.
-        virtual_stages: V, stages each rank holds.
-        num_microbatches: M, micro-batches of one replica.
-
-    Returns:
-        The actions of every rank of one pipeline, by pipeline_rank.
     """
     if pipeline_size == 1:
         return (_alone(virtual_stages, num_microbatches),)
@@ -149,17 +123,7 @@ def orders(
 def forward_orders(
     schedule: Schedule, pipeline_size: int, virtual_stages: int, num_microbatches: int
 ) -> Orders:
-    """List each rank's actions in inference: those of training without the backwards.
-
-    Args:
-        schedule: name of the schedule.
-        pipeline_size: S, ranks of one pipeline.
-        virtual_stages: V, stages each rank holds.
-        num_microbatches: M, micro-batches of one replica.
-
-    Returns:
-        The forwards of every rank of one pipeline, by pipeline_rank.
-    """
+    """List each rank's actions in inference: those of training without the backwards."""
     return tuple(
         tuple(action for action in actions if action.kind == "forward")
         for actions in orders(schedule, pipeline_size, virtual_stages, num_microbatches)

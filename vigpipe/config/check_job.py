@@ -17,14 +17,7 @@ _NOTHING_SAID = TrainConfig()
 
 
 def check_job(config: TrainConfig) -> None:
-    """Check the options against what the model is for.
-
-    Args:
-        config: the options as the user gave them.
-
-    Raises:
-        InputError: an option is for models of another kind.
-    """
+    """Raise InputError if an option that was given is for models of another kind."""
     job = MODEL_DEFAULTS[config.model].job
     others = [name for name, facts in OPTIONS.items() if facts.job not in (None, job)]
     what = "images" if job == "graph" else "a graph"
@@ -51,7 +44,6 @@ def check_job(config: TrainConfig) -> None:
 
 
 def _check_fanout(config: TrainConfig) -> None:
-    """Raise InputError unless there is a number for each layer, or one for all."""
     num_layers = config.layers or MODEL_DEFAULTS[config.model].layers
     num_fanouts = len(parse_fanout(config.fanout))
     if num_fanouts > 1 and num_fanouts != num_layers:
@@ -62,7 +54,6 @@ def _check_fanout(config: TrainConfig) -> None:
 
 
 def _check_repartition(config: TrainConfig) -> None:
-    """Check --repartition-every against what says whose the parts are."""
     what = f"--repartition-every {config.repartition_every}"
     if config.repartition_every is None:
         return
@@ -80,7 +71,6 @@ def _check_repartition(config: TrainConfig) -> None:
 
 
 def _check_sparse_threads(config: TrainConfig) -> None:
-    """Raise InputError if a rank is to sum in a pool what it cannot sum there."""
     what = f"--sparse-threads {config.sparse_threads}"
     if not config.sparse_threads:
         return

@@ -12,11 +12,7 @@ _NOTHING_SAID = TrainConfig()
 
 
 def check_demands(config: TrainConfig) -> None:
-    """Check that every option that was given counts under the others.
-
-    Raises:
-        InputError: one does not.
-    """
+    """Raise InputError for an option that was given and does not count under the others."""
     for name, facts in OPTIONS.items():
         value = getattr(config, name)
         if value == getattr(_NOTHING_SAID, name):

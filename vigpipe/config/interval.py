@@ -10,22 +10,15 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 @dataclass(frozen=True)
 class Interval:
-    """An interval in optimizer steps or in seconds; never if both are 0.
-
-    Attributes:
-        steps: number of optimizer steps; 0 if seconds count.
-        seconds: time; 0 if steps count.
-    """
+    """An interval in optimizer steps or in seconds, of which one is 0; never if both are."""
 
     steps: int = 0
     seconds: float = 0.0
 
     def is_over(self, step: int, seconds: float) -> bool:
-        """Whether the interval is over.
+        """Whether the interval is over at this step of the run, so many seconds after it began.
 
-        Args:
-            step: number of the step, counted from 1 and from the start of the run.
-            seconds: time since the interval began.
+        Steps are counted from 1.
         """
         if self.steps:
             return step % self.steps == 0
@@ -35,12 +28,8 @@ class Interval:
 def parse_interval(option: str, text: str | int) -> Interval:
     """Parse an interval: 50 (steps), 30s, 10m, 1.5h or never.
 
-    Args:
-        option: the flag that has this value, for messages.
-        text: its value.
-
     Raises:
-        InputError: the text is not one of these.
+        InputError: the text is not one of these; the message names the option.
     """
     text = str(text).strip()
     if text == "never":

@@ -47,7 +47,7 @@ def balances_parts(config: TrainConfig) -> bool:
 
 
 def _with_compress_defaults(config: TrainConfig) -> TrainConfig:
-    """Check --compress against the other options, and choose the --sync that goes with it."""
+    """Check --compress, and choose the --sync that goes with it."""
     method, what = parse_compress(config.compress).method, f"--compress {config.compress}"
     if method == "none":
         return config
@@ -86,7 +86,7 @@ def _with_compress_defaults(config: TrainConfig) -> TrainConfig:
 
 
 def _with_shards(config: TrainConfig) -> TrainConfig:
-    """Check --shards against how gradients are added up, and choose how a graph is shared."""
+    """Check --shards and --halo, and choose how a graph is shared."""
     if config.halo == "stale" and config.recompute != "never":
         raise InputError(
             f"--halo stale with --recompute {config.recompute}: a repeated forward would take what "

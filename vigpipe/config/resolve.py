@@ -6,10 +6,7 @@ from vigpipe.config.replication import with_replication_defaults
 
 
 def resolved(config: TrainConfig) -> TrainConfig:
-    """Return options as a run has them, before it has seen its data.
-
-    Args:
-        config: the options as the user gave them.
+    """Return options that a user gave as a run has them, before it has seen its data.
 
     Raises:
         InputError: an option is out of range, is not for this model, or contradicts another.

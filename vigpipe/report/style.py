@@ -1,7 +1,7 @@
 """The frame of a page: its light and dark style, and a policy that forbids network requests."""
 
-import vigpipe
 from vigpipe.report.markup import escape
+from vigpipe.version import __version__
 
 # The policy forbids every network request, even if a script of the page should try one.
 POLICY = (
@@ -73,6 +73,6 @@ def document(mark: str, title: str, body: str, advice: str = "") -> str:
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n{mark}\n<title>{escape(title)}</title>\n'
         f"{_HEAD}\n<script>{get_plotlyjs()}</script>\n</head>\n<body>\n<main>\n"
         f"<h1>{escape(title)}</h1>\n{body}\n"
-        f"<footer>vigpipe {escape(vigpipe.__version__)}{escape(advice)}</footer>\n"
+        f"<footer>vigpipe {escape(__version__)}{escape(advice)}</footer>\n"
         "</main>\n</body>\n</html>\n"
     )
