@@ -1,39 +1,28 @@
 """Notice that another replica is gone or hangs, while this one waits for it.
 
-A replica may wait for another much longer than a step takes, and nothing passes between them
-meanwhile. So each lets the others see a number in the store that grows every second.
+A replica may wait for another much longer than a step takes, and they exchange nothing meanwhile.
+So each replica has a number in the store that it increases every second (a heartbeat).
 """
 
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+
+from vigpipe.replication.store import Store
 
 BEAT_SECONDS = 1.0
 
 
-class Counters(Protocol):
-    """Of torch's stores, what is needed here."""
-
-    def add(self, key: str, amount: int, /) -> int:
-        """Add to a number, which begins with 0, and return the sum."""
-        ...
-
-
 class Alive:
-    """Shows the others that this replica is there, and watches them.
+    """Sends heartbeats of this replica in a thread, and watches those of the others.
 
-    Args:
-        store: where the ranks have met.
-        replica_index: this replica.
-        num_replicas: D.
-        timeout_seconds: for how long another may show nothing.
-        has_ended: whether a process of another replica is known to have ended.
+    A replica counts as lost if its number has not grown for `timeout_seconds`, or if `has_ended`
+    says that one of its processes has ended.
     """
 
     def __init__(
         self,
-        store: Counters,
+        store: Store,
         replica_index: int,
         num_replicas: int,
         timeout_seconds: float,
@@ -53,7 +42,7 @@ class Alive:
         """Look at the others, once a second at most; call this while waiting for one of them.
 
         Returns:
-            Those that have ended or have shown nothing for too long, and which of the two.
+            The replicas that are lost, with a sentence that says why.
         """
         now = time.monotonic()
         if now - self._looked < BEAT_SECONDS:
@@ -77,7 +66,7 @@ class Alive:
         return lost
 
     def close(self) -> None:
-        """Stop showing that this replica is there."""
+        """Stop the heartbeats."""
         self._ends.set()
         if self._thread is not None:
             self._thread.join()

@@ -1,8 +1,8 @@
-"""The store where the ranks have met, which is lost with the process that has it.
+"""The store through which the ranks have met; it is lost with the process that holds it.
 
-A store of torch waits for an answer without a limit. So a thread watches the calls of a rank: where
-one takes too long, as when the store's process is frozen, it closes the connection, and the call
-fails as it does when that process has ended.
+torch's stores wait for an answer without a limit. So a thread watches the calls of a rank. If one
+takes too long, because the store's process is frozen, the thread closes the connection, and the
+call fails as it does when that process has ended.
 """
 
 import contextlib
@@ -11,13 +11,37 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch.distributed as dist
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_LOOK_SECONDS = 0.5  # between two looks at the calls
+_LOOK_SECONDS = 0.5  # the thread looks at the calls this often
+
+
+class Store(Protocol):
+    """The methods of torch's stores that heartbeats and parcels need."""
+
+    def get(self, key: str, /) -> bytes:
+        """Return a value; wait until it is there."""
+        ...
+
+    def set(self, key: str, value: str, /) -> None:
+        """Set a value."""
+        ...
+
+    def add(self, key: str, amount: int, /) -> int:
+        """Add to a number, which begins with 0, and return the sum."""
+        ...
+
+    def check(self, keys: list[str], /) -> bool:
+        """Whether all of these keys have values."""
+        ...
+
+    def delete_key(self, key: str, /) -> bool:
+        """Delete a value; return whether there was one."""
+        ...
 
 
 class StoreLostError(RuntimeError):
@@ -30,42 +54,38 @@ class StoreLostError(RuntimeError):
 class WatchedStore:
     """A store that several ranks use, as one of them sees it.
 
-    Every method raises StoreLostError once the store is gone, or does not answer.
-
-    Args:
-        store: of torch, or whatever has the methods that are used.
-        timeout_seconds: how long a call may take.
+    Every method raises StoreLostError once the store is gone, or does not answer in time.
     """
 
     def __init__(self, store: Any, timeout_seconds: float) -> None:  # noqa: ANN401
         self._store, self._timeout = store, timeout_seconds
-        self._begun: dict[int, float] = {}  # calls that have not returned, by thread
+        self._begun: dict[int, float] = {}  # by thread: when its open call began
         self._ends = threading.Event()
         if (port := _port_of(store)) is not None:
             threading.Thread(target=self._watch, args=(port,), daemon=True).start()
 
     def get(self, key: str) -> bytes:
-        """Return a value, which is there."""
+        """Return a value; see `Store`."""
         return self._call(self._store.get, key)
 
     def set(self, key: str, value: str) -> None:
-        """Set a value."""
+        """Set a value; see `Store`."""
         self._call(self._store.set, key, value)
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number, which begins with 0, and return the sum."""
+        """Add to a number; see `Store`."""
         return self._call(self._store.add, key, amount)
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all of these have values."""
+        """Whether all of these keys have values."""
         return self._call(self._store.check, keys)
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Set a value if it is the expected one, and return what it is then."""
+        """Set a value if it is the expected one; return the value that is there afterwards."""
         return self._call(self._store.compare_set, key, expected, desired)
 
     def delete_key(self, key: str) -> bool:
-        """Forget a value."""
+        """Delete a value; see `Store`."""
         return self._call(self._store.delete_key, key)
 
     def section(self, prefix: str) -> Any:  # noqa: ANN401 - torch does not export the class
@@ -73,7 +93,7 @@ class WatchedStore:
         return dist.PrefixStore(prefix, self._store)  # pyright: ignore[reportPrivateImportUsage]
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching the calls."""
         self._ends.set()
 
     def _call(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -99,14 +119,13 @@ class WatchedStore:
 
 
 def _port_of(store: Any) -> int | None:  # noqa: ANN401
-    """Return the port of a store that is reached by TCP; None for others."""
     while isinstance(store, dist.PrefixStore):  # pyright: ignore[reportPrivateImportUsage]
         store = store.underlying_store
     return store.port if isinstance(store, dist.TCPStore) else None  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _close_connections(port: int) -> None:
-    """Close this process's connections to a port, so that whoever waits for an answer gets none."""
+    """Close this process's connections to a port, so that no thread waits for an answer."""
     for descriptor in os.listdir("/dev/fd"):
         with (
             contextlib.suppress(OSError),
