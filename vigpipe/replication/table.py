@@ -1,84 +1,83 @@
 """What the replicas of a run know of one another: a small table in the store where they have met.
 
-A change of the table is a critical section, without a lock that a dead replica could keep: whoever
-wants to change it reads it, changes the copy, and puts it back only if nobody else has done so
-meanwhile (compare and set); otherwise it starts again. Only numbers are kept here. Tensors travel
-from rank to rank (`replication.exchange`).
+A change of the table is a critical section, without a lock that a dead replica could keep: a
+replica reads the table, changes its copy, and puts it back only if nobody else has changed the
+table meanwhile (compare and set); otherwise it starts again. Only numbers are kept here. Tensors
+travel from rank to rank (`replication.exchange`).
 """
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
-KEY = "replicas"  # name of the table in the store
-PENDING, DONE, FAILED = range(3)  # of what replicas do together
+KEY = "replicas"  # the store keeps the table under this key
+PENDING, DONE, FAILED = range(3)  # outcomes of what the replicas do together
 
 
-class Store(Protocol):
-    """Of torch's stores, what the table needs: `TCPStore` and others implement it."""
+class TableStore(Protocol):
+    """The methods of torch's stores that the table needs."""
 
     def get(self, key: str, /) -> bytes:
         """Return a value; wait until it is there."""
         ...
 
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Set a value if it is the expected one, and return what it is then."""
+        """Set a value if it is the expected one; return the value that is there afterwards."""
         ...
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Table:
-    """The state of all replicas; every list has an entry for each of them.
+    """The state of all replicas. Most lists have an entry for each of them; -1 stands for none.
 
     Attributes:
         drawn: number of items that the replicas have drawn; of a pool, all items before this one.
-        begun: of the fixed items of the replica, how many somebody has drawn.
-        returned: items that replicas had drawn and were lost with; others take them first.
+        begun: how many of the replica's fixed items somebody has drawn.
+        returned: items that lost replicas had drawn; others take them first.
         lost: whether the replica has died, or was given up; it comes back with another start.
-        taken: items that the replica has taken a step with.
-        leases: item that the replica has drawn but taken no step with; -1 for none.
-        ahead: item that the replica has drawn to come after that one; -1 for none.
-        last: the last item that the replica has taken a step with; -1 for none.
+        taken: number of items with which the replica has taken a step.
+        leases: item that the replica has drawn but taken no step with.
+        ahead: item that the replica has drawn to come after the leased one.
+        last: the last item with which the replica has taken a step.
         samples: samples that stand behind the replica's weights: those that it has trained on since
             all were averaged, or its share of those that a pair has trained on.
-        joined: averages that the replica has come to, of all or in pairs.
+        joined: number of averages that the replica has come to, of all or in pairs.
         given: steps that it had taken when it gave its weights for an average that it has not
-            applied yet (`replication.travel`); -1 for none.
+            applied yet (`replication.travel`).
         given_samples: samples that stood behind these weights.
+        evaluated: the last item of replica 0 when it evaluated its weights last. With a server, the
+            last of all items when its weights were evaluated.
+        updates: number of gradients that the server has applied.
+        pulled: `updates` when the replica took its weights, until the server takes its gradient.
+        tickets: the replica's position in the queue for the server, while it waits to be given
+            weights or to give its gradient.
+        wanted: whether somebody wants all to rest as soon as they can.
         closings: how often the pool was closed, so that all could rest.
-        answered: the last of these at which the head has said whether all save, and stop.
+        answered: the last closing at which the leader has said whether all save, and stop.
         rested: number of items that were drawn then.
         saves: whether all save then.
         stops: whether all stop then.
         save_wanted: whether somebody wants all to save when they rest next.
         stop_wanted: whether somebody wants all to stop then.
-        meetings: how often all that are left have met, to do something together.
-        present: whether the replica has come to the next meeting; a server is the last one.
-        circle: who has met the last time.
-        reports: what each of them says of what they did together, `PENDING` at first.
-        verdict: what all of them are to think of it.
-        is_over: whether one has failed in a way that ends the run.
-        evaluated: the last item of replica 0 when it evaluated its weights last; -1 for never. With
-            a server, the last of all items when its weights were evaluated.
-        rests: how many of the closings the replica has followed.
+        rests: how many closings the replica has followed.
         finished: whether the replica has nothing left to do.
-        updates: gradients that the server has applied.
-        pulled: how many it had when the replica took its weights, to compute a gradient that the
-            server has not got yet; -1 if there is none.
-        tickets: number that the replica waits with until the server gives it its weights, or takes
-            its gradient; -1 if it does not wait.
-        wanted: whether somebody wants all to rest as soon as they can.
-        partners: the replica that it is going to be averaged with; -1 for none.
-        waiting: the replica that it waits for, to be averaged with it; -1 for none.
+        meetings: how often all that are left have met, to do something together.
+        present: whether the replica has come to the next meeting; a server has the last entry.
+        circle: the members of the last meeting.
+        reports: by replica and server, the outcome that it reports of what they did together.
+        verdict: the outcome on which all members of the meeting go on.
+        is_over: whether one has failed in a way that ends the run.
+        partners: the replica with which it is going to be averaged.
+        waiting: the replica for which it waits, to be averaged with it.
         version: number of changes, so that no two texts are equal.
-        by: the replica that made the last one.
+        by: the replica that made the last change.
     """
 
-    drawn: int
+    drawn: int = 0
     begun: list[int]
-    returned: list[int]
+    returned: list[int] = field(default_factory=list)
     lost: list[bool]
     taken: list[int]
     leases: list[int]
@@ -88,26 +87,26 @@ class Table:
     joined: list[int]
     given: list[int]
     given_samples: list[int]
-    evaluated: int
-    updates: int
+    evaluated: int = -1
+    updates: int = 0
     pulled: list[int]
     tickets: list[int]
-    wanted: bool
-    closings: int
-    answered: int
-    rested: int
-    saves: bool
-    stops: bool
-    save_wanted: bool
-    stop_wanted: bool
+    wanted: bool = False
+    closings: int = 0
+    answered: int = 0
+    rested: int = 0
+    saves: bool = False
+    stops: bool = False
+    save_wanted: bool = False
+    stop_wanted: bool = False
     rests: list[int]
     finished: list[bool]
-    meetings: int
+    meetings: int = 0
     present: list[bool]
-    circle: list[int]
+    circle: list[int] = field(default_factory=list)
     reports: list[int]
-    verdict: int
-    is_over: bool
+    verdict: int = PENDING
+    is_over: bool = False
     partners: list[int]
     waiting: list[int]
     version: int = 0
@@ -115,7 +114,7 @@ class Table:
 
     @property
     def num_begun(self) -> int:
-        """Number of items that were drawn, without those that come later."""
+        """Number of items that were drawn, without those that were drawn ahead."""
         return self.drawn - sum(item >= 0 for item in self.ahead)
 
     @property
@@ -132,15 +131,11 @@ class Table:
         return member < len(self.lost) and self.lost[member]
 
     def next_item(self, replica: int, *, from_pool: bool) -> int:
-        """Return the item that a replica takes next, if there are so many.
+        """Return the item that a replica takes next, which may be beyond the last one of the run.
 
         It is the first of those that lost replicas have left, its own, and, where items are fixed,
-        the next one of each lost replica.
-
-        Args:
-            replica: the replica.
-            from_pool: whether its own is the next one of the pool, and not a fixed one; unless it
-                has drawn one to come next.
+        the next one of each lost replica. Its own is the one that it has drawn ahead, if it has;
+        otherwise the next one of the pool, or its next fixed one.
         """
         num_replicas = len(self.taken)
         if self.ahead[replica] >= 0:
@@ -153,7 +148,7 @@ class Table:
         return min([*own, *self.returned])
 
     def draw(self, replica: int, item: int) -> None:
-        """Note that a replica has drawn an item that `next_item` has returned."""
+        """Note that a replica draws an item that `next_item` has returned."""
         if item in self.returned:
             self.returned.remove(item)
         elif item == self.ahead[replica]:
@@ -166,7 +161,7 @@ class Table:
         """Go on without a replica: its items go back, and whoever waits for it is free."""
         if self.lost[replica]:
             return
-        if not self.finished[replica]:  # then there is work for those that have finished
+        if not self.finished[replica]:  # its items are work for those that have finished
             self.finished = [False] * len(self.finished)
         self.lost[replica] = True
         self.finished = [f or is_lost for f, is_lost in zip(self.finished, self.lost, strict=True)]
@@ -181,18 +176,18 @@ class Table:
         self._may_begin_meeting()
 
     def answer(self) -> None:
-        """Say how it goes on after a rest, as its head."""
+        """Decide, as the leader, how it goes on after a rest."""
         self.saves, self.stops = self.save_wanted or self.stop_wanted, self.stop_wanted
         self.answered, self.rested = self.closings, self.drawn
         self.save_wanted = self.stop_wanted = self.wanted = False
 
     def come(self, replica: int) -> None:
-        """Come to the next meeting, which begins once all that are left have come."""
+        """Come to the next meeting, which begins once all have come that are left."""
         self.present[replica] = True
         self._may_begin_meeting()
 
     def report(self, replica: int, is_done: bool) -> None:
-        """Say of what is done together whether it was done."""
+        """Report whether the replica has done its part of what all do together."""
         self.reports[replica] = DONE if is_done else FAILED
         reports = [self.reports[r] for r in self.circle]
         if FAILED in reports:
@@ -214,18 +209,16 @@ class Table:
         return json.dumps(vars(self), separators=(",", ":"))
 
     def progress(self) -> dict[str, Any]:
-        """Return what a later run needs to go on from a rest: an entry of a checkpoint."""
+        """Return the entries that a checkpoint keeps: a later run goes on with them."""
         passing = (
-            *("pulled", "tickets", "wanted", "closings", "answered", "rested"),
-            *("saves", "stops"),
-            *("save_wanted", "stop_wanted", "rests"),
-            *("finished", "partners", "waiting", "meetings", "present", "circle", "reports"),
-            *("verdict", "is_over", "version", "by"),
+            *("pulled", "tickets", "wanted", "closings", "answered", "rested", "saves", "stops"),
+            *("save_wanted", "stop_wanted", "rests", "finished", "partners", "waiting"),
+            *("meetings", "present", "circle", "reports", "verdict", "is_over", "version", "by"),
         )
         return {name: value for name, value in vars(self).items() if name not in passing}
 
     def seen(self) -> dict[str, Any]:
-        """Return what one replica has seen, for `progress_of_those_left`."""
+        """Return the table as this replica knows it, for `progress_of_those_left`."""
         return {**self.progress(), "version": self.version}
 
 
@@ -233,9 +226,7 @@ def new_table(num_replicas: int, *, has_server: bool = False) -> Table:
     """Return the table of a run that begins."""
     num_pipelines = num_replicas + has_server
     return Table(
-        drawn=0,
         begun=[0] * num_replicas,
-        returned=[],
         lost=[False] * num_replicas,
         taken=[0] * num_replicas,
         leases=[-1] * num_replicas,
@@ -245,26 +236,12 @@ def new_table(num_replicas: int, *, has_server: bool = False) -> Table:
         joined=[0] * num_replicas,
         given=[-1] * num_replicas,
         given_samples=[0] * num_replicas,
-        evaluated=-1,
-        updates=0,
         pulled=[-1] * num_replicas,
         tickets=[-1] * num_replicas,
-        wanted=False,
-        closings=0,
-        answered=0,
-        rested=0,
-        saves=False,
-        stops=False,
-        save_wanted=False,
-        stop_wanted=False,
         rests=[0] * num_replicas,
         finished=[False] * num_replicas,
-        meetings=0,
         present=[False] * num_pipelines,
-        circle=[],
         reports=[PENDING] * num_pipelines,
-        verdict=PENDING,
-        is_over=False,
         partners=[-1] * num_replicas,
         waiting=[-1] * num_replicas,
     )
@@ -273,15 +250,12 @@ def new_table(num_replicas: int, *, has_server: bool = False) -> Table:
 def resumed_table(
     progress: Mapping[str, Any], num_replicas: int, *, has_server: bool = False
 ) -> Table:
-    """Return the table of a run that goes on, with those again that were lost.
+    """Return the table of a run that goes on with what `Table.progress` returned.
 
-    Args:
-        progress: what `Table.progress` returned.
-        num_replicas: D.
-        has_server: whether there is a server.
+    Replicas that were lost take part again.
 
     Raises:
-        ValueError: the entry is malformed, or of another number of replicas.
+        ValueError: the progress is malformed, or of another number of replicas.
     """
     table = new_table(num_replicas, has_server=has_server)
     own = table.progress()
@@ -291,8 +265,8 @@ def resumed_table(
         values = value if isinstance(own[name], list) else [value]
         length = num_replicas if isinstance(own[name], list) else 1
         is_valid = isinstance(values, list) and (len(values) == length or name == "returned")
-        kind = bool if name == "lost" else int
-        if not is_valid or not all(type(v) is kind and -1 <= v <= 10**18 for v in values):
+        expected = bool if name == "lost" else int
+        if not is_valid or not all(type(v) is expected and -1 <= v <= 10**18 for v in values):
             raise ValueError(f"{name} is not a number for each of {num_replicas} replicas")
         setattr(table, name, value)
     table.lost = [False] * num_replicas
@@ -302,14 +276,11 @@ def resumed_table(
 def progress_of_those_left(
     seen: Mapping[int, Mapping[str, Any]], num_replicas: int
 ) -> dict[str, Any]:
-    """Put together what a run goes on with that has lost its table, and perhaps replicas.
+    """Put the progress of a run together that has lost its table, and perhaps replicas.
 
-    The newest of what was seen says who had drawn which items. What a replica has done since is
-    what it says itself. The items of those that are not left go back.
-
-    Args:
-        seen: by each replica that is left, or by a server alone, from `Table.seen`.
-        num_replicas: D.
+    `seen` has what `Table.seen` returned on each replica that is left, or on a server alone. The
+    newest one tells who had drawn which items; what a replica has done since, it tells itself. The
+    items of all others go back.
 
     Raises:
         ValueError: what was seen is malformed.
@@ -329,7 +300,7 @@ def progress_of_those_left(
         own = tables[replica]
         if table.leases[replica] == own.last[replica]:
             table.leases[replica] = -1
-        if own.last[replica] in table.returned:  # by one that had given it up
+        if own.last[replica] in table.returned:  # another one had given it up, too early
             table.returned.remove(own.last[replica])
         for name in ("taken", "last", "samples", "joined"):
             getattr(table, name)[replica] = getattr(own, name)[replica]
@@ -339,19 +310,15 @@ def progress_of_those_left(
 class SharedTable:
     """The table of a run, as one of its replicas sees and changes it.
 
-    Args:
-        store: where the ranks have met.
-        first: the table at the start; every replica gives the same.
-        replica_index: the replica that changes it.
+    Every replica gives the same `first` table, with which the run begins. Every method raises
+    RuntimeError once the others have given this replica up, or one has failed in a way that ends
+    the run.
 
     Attributes:
         last_seen: the table as it was when this replica read or changed it last.
-
-    Every method raises RuntimeError once the others have given this replica up, or one has failed
-    in a way that ends the run.
     """
 
-    def __init__(self, store: Store, first: Table, replica_index: int) -> None:
+    def __init__(self, store: TableStore, first: Table, replica_index: int) -> None:
         self._store, self._replica_index = store, replica_index
         self._text = store.compare_set(KEY, "", first.as_text()).decode()
         self.last_seen = _parse(self._text)
@@ -365,14 +332,9 @@ class SharedTable:
         return self.last_seen
 
     def change(self, change: Callable[[Table], T]) -> T:
-        """Change the table at once, as if nobody else did anything meanwhile.
+        """Change the table atomically, and return what `change` returns.
 
-        Args:
-            change: changes the table that it is given, and returns anything. It may be called
-                several times, each time with a newer table; only the last call counts.
-
-        Returns:
-            What the last call has returned.
+        It may be called several times, each time with a newer table; only the last call counts.
         """
         while True:
             table = _parse(self._text)
@@ -386,7 +348,7 @@ class SharedTable:
                 return result
 
     def lose(self, replica: int) -> None:
-        """Let all go on without a replica, unless they do so already."""
+        """Let all go on without a replica."""
         if not self.read().lost[replica]:
             self.change(lambda table: table.lose(replica))
 
@@ -400,7 +362,7 @@ class SharedTable:
             )
 
 
-def read_table(store: Store) -> Table:
+def read_table(store: TableStore) -> Table:
     """Return the table as it is now; wait until there is one."""
     return _parse(store.get(KEY).decode())
 

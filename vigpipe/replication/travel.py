@@ -1,8 +1,8 @@
-"""An average of all replicas that is computed while they go on (--overlap).
+"""Average all replicas in the background while they go on (--overlap).
 
 A replica gives a copy of its weights. A thread of each of its ranks waits until the table says that
 all replicas have given theirs, and then exchanges them with the ranks that hold the same stages.
-The replica takes the mean when it needs it; if it is there by then, nobody has waited.
+If the mean is there when the replica needs it, nobody has waited.
 """
 
 import threading
@@ -13,57 +13,48 @@ import torch
 from torch import Tensor
 
 from vigpipe.replication.averages import Averages
-from vigpipe.replication.table import Store, read_table
+from vigpipe.replication.table import TableStore, read_table
 
-_LOOK_SECONDS = 2e-3  # between two looks at the table
+_LOOK_SECONDS = 2e-3  # the thread reads the table this often
 
 
 class Travel:
     """The average that is under way, if there is one.
 
-    Args:
-        tensors: what is averaged, by name; of one dtype.
-        averages: averages them with the ranks that hold the same stages; nobody else uses it
-            meanwhile.
-        store: that of the table.
+    The tensors, which are averaged, have one dtype. Nothing else may use `averages` while an
+    average is under way.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], averages: Averages, store: Store) -> None:
+    def __init__(
+        self, tensors: Mapping[str, Tensor], averages: Averages, store: TableStore
+    ) -> None:
         self._tensors, self._averages, self._store = tensors, averages, store
         self._given = {name: torch.zeros_like(t) for name, t in tensors.items()}
         self._means = {name: torch.zeros_like(t) for name, t in tensors.items()}
         device = next(iter(self._given.values())).device
         # On a GPU, the thread's work must not be queued with that of the next steps.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._number = 0  # of the average that is under way; 0 for none
+        self._number = 0  # counts averages from 1; 0 if none is under way
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._stops = threading.Event()
 
     @property
     def is_under_way(self) -> bool:
-        """Whether weights were given for an average that was not taken yet."""
+        """Whether weights were given for an average that was not applied yet."""
         return self._number > 0
 
     @torch.no_grad()
     def begin(self, number: int, num_samples: int) -> None:
-        """Give a copy of the tensors for an average.
-
-        Args:
-            number: of the average, counted from 1.
-            num_samples: samples that stand behind the tensors.
-        """
+        """Give a copy of the tensors, on which `num_samples` were trained, for an average."""
         for name, tensor in self._tensors.items():
             self._given[name].copy_(tensor)
         self.go_on(number, num_samples, has_come=False)
 
     def go_on(self, number: int, num_samples: int, *, has_come: bool) -> None:
-        """Go on with an average, with the tensors that were given for it.
+        """Go on with an average for which the tensors are given, and perhaps the means are there.
 
-        Args:
-            number: of the average.
-            num_samples: samples that stand behind the given tensors.
-            has_come: whether its means are there already.
+        If `has_come`, an earlier run has computed the means.
         """
         self._number = number
         if has_come:
@@ -75,10 +66,7 @@ class Travel:
         self._thread.start()
 
     def end(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Wait for the average that is under way, once all have given.
-
-        Returns:
-            The tensors as they were given, and their means over all replicas.
+        """Wait for the average, and return the given tensors and their means over all replicas.
 
         Raises:
             RuntimeError: a replica was lost.
@@ -90,10 +78,8 @@ class Travel:
     def pause(self, stop: bool) -> None:
         """Leave nothing under way between the ranks; all of them call this while they rest.
 
-        If all have given, the means are computed now. Otherwise the given tensors are kept.
-
-        Args:
-            stop: whether the run ends.
+        If all have given, this waits for the means. Otherwise the given tensors are kept, and the
+        thread ends if the run does.
         """
         if not self.is_under_way:
             return
@@ -104,7 +90,7 @@ class Travel:
             self._wait()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return its state by name: what a later run needs to go on."""
+        """Return the given tensors and the means by name, for a checkpoint."""
         given = {f"given/{name}": tensor for name, tensor in self._given.items()}
         return given | {f"given_mean/{name}": tensor for name, tensor in self._means.items()}
 
