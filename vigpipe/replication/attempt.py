@@ -1,4 +1,4 @@
-"""Try something with another replica: it succeeds on all ranks of this one, or on none."""
+"""Try an exchange with another replica: it succeeds on all ranks of this replica, or on none."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -12,12 +12,8 @@ T = TypeVar("T")
 def attempt(work: Callable[[], T], peers: Peers) -> tuple[T | None, bool]:
     """Do work that fails if another replica is lost; all ranks of this replica call this together.
 
-    Args:
-        work: this rank's part.
-        peers: the ranks of this replica.
-
     Returns:
-        What the work has returned, and whether it has succeeded on all of them.
+        What the work has returned, and whether it has succeeded on all of the peers.
     """
     result, is_done = None, True
     try:

@@ -1,9 +1,9 @@
-"""The replicas that are left of those that take steps of their own, as one rank sees them.
+"""Keep track of which replicas are left, and let them do work together, such as an evaluation.
 
-What they do together are an evaluation, a last average, a last save. Some may have been lost
-before, and one may be lost in the midst of it. So all that are left come to a meeting first, in the
-table. Each does its part, and reports; what was done counts if all of the circle say that it was.
-Otherwise they meet anew, without the lost one, and do it once more.
+The replicas take steps of their own; at times all that are left evaluate, average or save together.
+One may be lost meanwhile. So all come to a meeting in the table first. Each does its part, and
+reports. The work counts if all members of the meeting report that it is done. Otherwise they meet
+again, without the lost one, and do it once more.
 """
 
 import contextlib
@@ -16,52 +16,47 @@ from vigpipe.launch.failures import is_lost_peer
 from vigpipe.parallel.agreement import Status, agree
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.alive import Alive
-from vigpipe.replication.circle import Circle
 from vigpipe.replication.decisions import Decision, Decisions, Kind
 from vigpipe.replication.parcels import Inbox
 from vigpipe.replication.place import Place
 from vigpipe.replication.store import StoreLostError, WatchedStore
+from vigpipe.replication.survivors import Survivors
 from vigpipe.replication.table import DONE, PENDING, SharedTable, Table, new_table, read_table
 
 T = TypeVar("T")
-_LOOK_SECONDS = 2e-3  # between two looks at the store
+_LOOK_SECONDS = 2e-3  # a rank that waits looks at the store this often
 
 
 class Company:
-    """The replicas that are left; all ranks make one together.
-
-    Args:
-        place: this rank among the others.
-        num_replicas: number of replicas; a server is one team more.
-        outlives: whether the run goes on without a replica that is lost.
+    """The replicas that are left, as one rank sees them; all ranks make one together.
 
     Attributes:
-        outlives: the same.
+        outlives: whether the run goes on without a replica that is lost.
         store: where the ranks have met.
-        decisions: what the first rank of this replica decides for all of them.
-        first: the table that all begin with.
-        has_left: whether this replica has left the others, which do without it from now on.
+        decisions: what the first rank of this replica decides for all of its ranks.
+        first: the table with which all begin.
+        has_left: whether this replica has left the others, which go on without it.
     """
 
     def __init__(self, place: Place, num_replicas: int, *, outlives: bool) -> None:
         self.outlives = outlives
-        # The peers of the first rank wait for it, with more patience.
+        # The first rank gives up first: its peers, which wait for it, do so for twice as long.
         self.store = WatchedStore(place.open_store(), place.timeout_seconds / 2)
         self.decisions = Decisions(place.peers)
         self.first = new_table(num_replicas, has_server=place.num_teams > num_replicas)
         self.has_left = False
         self._place, self._num_replicas = place, num_replicas
-        self._lost: dict[int, int] = {}  # replicas, and the steps that each of them had taken
-        # On the first rank of the replica, once it has begun.
+        self._steps_of_lost: dict[int, int] = {}  # by replica: the steps that it had taken
+        # The first rank of the replica has these once it has begun.
         self._table: SharedTable | None = None
         self._alive: Alive | None = None
         self._lose: Callable[[int], None] = lambda replica: None
-        # Of those that have met.
+        # These are about the last meeting.
         self._ranks: list[int] = []
         self._members: list[int] = []
         self._prefix = ""
         self._num_shared = 0
-        self._circle: Counterparts = Counterparts(None)
+        self._survivors: Counterparts = Counterparts(None)
 
     def open(self) -> SharedTable:
         """Open the table of all replicas, on the first rank of this one."""
@@ -71,9 +66,8 @@ class Company:
     def begin(self, decide: Iterator[Decision | None], lose: Callable[[int], None]) -> None:
         """Begin to decide, and to watch the others, on the first rank of this replica.
 
-        Args:
-            decide: makes the decisions, see `Decisions.begin`.
-            lose: called with a replica that is gone, before all go on without it.
+        `decide` makes the decisions (see `Decisions.begin`). `lose` is called with a replica that
+        is gone, before all go on without it.
         """
         place = self._place
         timeout, has_ended = place.timeout_seconds, place.has_ended
@@ -100,14 +94,14 @@ class Company:
             with contextlib.suppress(StoreLostError):  # which the next decision says to all
                 table = read_table(self.store)
                 lost = enumerate(table.lost)
-                self._lost = {replica: table.taken[replica] for replica, is_lost in lost if is_lost}
-        return self._lost
+                self._steps_of_lost = {r: table.taken[r] for r, is_lost in lost if is_lost}
+        return self._steps_of_lost
 
     def fail(self, *, is_own: bool) -> None:
-        """Let the others know that this rank fails, and so its replica does.
+        """Let the others know that this rank, and so its replica, fails.
 
         Args:
-            is_own: whether the reason lies in the run itself, so that the others would fail too.
+            is_own: whether the cause is the run itself, so that the others would fail as well.
         """
 
         def change(table: Table) -> None:
@@ -115,11 +109,11 @@ class Company:
             if not table.is_over:
                 table.lose(self._place.team)
 
-        with contextlib.suppress(RuntimeError):  # they know, or the store is gone
+        with contextlib.suppress(RuntimeError):  # the others know already, or the store is gone
             SharedTable(self.store, self.first, self._place.team).change(change)
 
     def inbox(self) -> Inbox:
-        """Return what all ranks have told the one that writes the run's files."""
+        """Return the rows that all ranks have sent to the one that writes the run's files."""
         return Inbox(self.store, range(self._place.num_ranks))
 
     def together(self, work: Callable[[Counterparts], T]) -> T:
@@ -127,10 +121,7 @@ class Company:
 
         Args:
             work: this rank's part; it is given the ranks with the same stages. It may be called
-                several times, and must then begin anew.
-
-        Returns:
-            What the last call has returned.
+                several times, and must then begin anew. The last result is returned.
         """
         place, table = self._place, self._table
         while True:
@@ -139,21 +130,23 @@ class Company:
             self._prefix, self._num_shared = f"circle/{number}/", 0
             section = f"{self._prefix}{place.rank % (size // place.team_size)}"
             connections = self.store.section(section)
-            circle, result, is_done = None, None, True
+            survivors, result, is_done = None, None, True
             try:
                 members = self._members = read_table(self.store).circle
                 self._ranks = [m * size + r for m in members for r in range(size)]
                 index = members.index(place.team) * place.team_size + place.of_team
                 num_ranks = len(members) * place.team_size
-                circle = Circle(connections, index, num_ranks, place.timeout_seconds, place.peers)
-                self._circle = circle
-                result = work(circle)
+                survivors = Survivors(
+                    connections, index, num_ranks, place.timeout_seconds, place.peers
+                )
+                self._survivors = survivors
+                result = work(survivors)
             except RuntimeError as error:
                 if not self.outlives or not is_lost_peer(error):
                     raise
                 is_done = False
-                if circle is not None:
-                    circle.give_up()
+                if survivors is not None:
+                    survivors.give_up()
             is_done = agree(Status(finite=is_done), place.peers).finite
             if self.decisions.next(table and _report(table, place.team, is_done)).number == DONE:
                 return result  # pyright: ignore[reportReturnType]
@@ -161,16 +154,15 @@ class Company:
     def heads(self) -> bool:
         """Whether this replica writes the run's files, in work that is done together.
 
-        It is the server, or the first replica that is left.
+        The writer is the server, or the first replica that is left.
         """
-        head = self._members[-1 if self._place.num_teams > self._num_replicas else 0]
-        return head == self._place.team and not self._place.of_team
+        writer = self._members[-1 if self._place.num_teams > self._num_replicas else 0]
+        return writer == self._place.team and not self._place.of_team
 
     def share(self, value: Any) -> dict[int, Any]:  # noqa: ANN401
         """Return the values of all ranks by rank, in work that is done together; each calls this.
 
-        Args:
-            value: this rank's, of the types of JSON.
+        Values have the types of JSON.
 
         Raises:
             RuntimeError: a replica was lost.
@@ -178,7 +170,7 @@ class Company:
         prefix = f"{self._prefix}{self._num_shared}/shared/"
         self._num_shared += 1
         keys = [f"{prefix}{rank}" for rank in self._ranks]
-        with self._circle.at_once():
+        with self._survivors.at_once():
             self.store.set(f"{prefix}{self._place.rank}", json.dumps(value))
             while not self.store.check(keys):
                 self._look_for_lost()
@@ -190,7 +182,7 @@ class Company:
             return {rank: json.loads(self.store.get(f"{prefix}{rank}")) for rank in self._ranks}
 
     def close(self) -> None:
-        """Leave after the last of what is done together, and decide and watch no more."""
+        """Stop to decide and to watch, after the last work that is done together."""
         self.decisions.end()
         if self._alive is not None:
             self._alive.close()
@@ -199,7 +191,7 @@ class Company:
         self.store.close()
 
     def _leave(self) -> None:
-        """Wait for those who still look at the store, which may be in the process of rank 0."""
+        """Let rank 0, whose process may hold the store, wait until nobody needs it any more."""
         self.store.set(f"left/{self._place.rank}", "")
         deadline = time.monotonic() + self._place.timeout_seconds
         keys = [f"left/{rank}" for rank in self._ranks]
@@ -210,7 +202,6 @@ class Company:
 
 
 def _come(shared: SharedTable, member: int) -> Iterator[Decision | None]:
-    """Come to a meeting of all that are left, and wait for it."""
 
     def come(table: Table) -> int:
         number = table.meetings
@@ -224,7 +215,7 @@ def _come(shared: SharedTable, member: int) -> Iterator[Decision | None]:
 
 
 def _report(shared: SharedTable, member: int, is_done: bool) -> Iterator[Decision | None]:
-    """Report of what was done together, and wait for what all are to think of it."""
+    """Report whether this replica has done its part, and wait for the verdict."""
     shared.change(lambda table: table.report(member, is_done))
     while (verdict := shared.read().verdict) == PENDING:
         yield None

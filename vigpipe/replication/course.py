@@ -1,4 +1,4 @@
-"""The steps of a run as plain numbers: epochs, evaluations, and the items of each step."""
+"""Count the steps of a run: its epochs, evaluations, and the items of each step."""
 
 from dataclasses import dataclass
 
@@ -8,10 +8,10 @@ class Course:
     """The steps of a run.
 
     Attributes:
-        num_steps: number of optimizer steps on a global batch, over the whole run.
-        steps_per_epoch: number of these that visit every training sample once.
+        num_steps: number of optimizer steps on a global batch.
+        steps_per_epoch: number of steps that visit every training sample once.
         evaluate_every: epochs between evaluations; the last step always ends with one.
-        num_replicas: D; each step has as many items, one for each share of its batch.
+        num_replicas: D; a step has D items, one for each share of its batch.
     """
 
     num_steps: int
@@ -20,11 +20,11 @@ class Course:
     num_replicas: int
 
     def epoch(self, step: int) -> int:
-        """Return the number of the epoch, counted from 1, that a step's index belongs to."""
+        """Return the epoch, counted from 1, of a step, counted from 0."""
         return step // self.steps_per_epoch + 1
 
     def next_evaluation(self, step: int) -> int:
-        """Return how many steps are done when an evaluation is due next, after a step's index."""
+        """Return after how many steps the next evaluation is due, seen from step index `step`."""
         steps_between = self.evaluate_every * self.steps_per_epoch
         return min((step // steps_between + 1) * steps_between, self.num_steps)
 
@@ -34,10 +34,10 @@ class Course:
         return self.num_steps * self.num_replicas
 
     def steps_with(self, num_items: int) -> int:
-        """Return how many steps the first items belong to."""
+        """Return to how many steps the first `num_items` items belong."""
         return -(-num_items // self.num_replicas)
 
     def items(self, first_step: int, end: int, share: int) -> range:
-        """Return the items of one share in the steps from the first to before the end."""
+        """Return the items of one share, which is less than D, in steps first_step to end - 1."""
         num_shares = self.num_replicas
         return range(first_step * num_shares + share, end * num_shares, num_shares)

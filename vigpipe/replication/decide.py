@@ -1,4 +1,4 @@
-"""What a replica does next, as its first rank decides it: items, averages, rests, the end."""
+"""Decide, on the first rank of a replica, what it does next: items, averages, rests, the end."""
 
 from collections.abc import Iterator
 
@@ -7,21 +7,15 @@ from vigpipe.replication.member import Member, NoItem
 
 
 def decide(member: Member) -> Iterator[Decision | None]:
-    """Make the decisions of one replica, on its first rank.
+    """Yield the decisions of one replica, and None while it waits for others.
 
-    The head, the first of those that are left, evaluates its weights after an epoch.
-
-    Args:
-        member: the replica.
-
-    Yields:
-        Decisions, and None while the replica waits for others.
+    The leader, the first of the replicas that are left, evaluates its weights after an epoch.
     """
     gradients = member.rules.gradients
     item: int | NoItem = NoItem.CLOSED
     while True:
         yield from _lead(member)
-        # Weights are averaged between two steps. Gradients are too if the pool has nothing left:
+        # Weights are averaged between two steps. So are gradients once the pool has nothing left:
         # others then come to an average with their last ones, and this replica has none to give.
         if not gradients or item is NoItem.NONE_LEFT:
             came = yield from member.average(in_step=False)
@@ -34,7 +28,7 @@ def decide(member: Member) -> Iterator[Decision | None]:
             if (yield from member.rest()):
                 yield from _lead(member)
                 yield _decision_of_rest(member)
-        elif isinstance(item, NoItem):  # none is left
+        elif isinstance(item, NoItem):  # NONE_LEFT; it is never TOO_EARLY without a server
             yield Decision(Kind.TELL)
             if member.leaves_early:
                 member.leave()
@@ -44,7 +38,7 @@ def decide(member: Member) -> Iterator[Decision | None]:
                 yield from _lead(member)
                 yield Decision(Kind.END)
                 return
-        elif member.is_head and (epoch := member.epoch_to_evaluate(item)):
+        elif member.is_leader and (epoch := member.epoch_to_evaluate(item)):
             yield Decision(Kind.EVALUATE, epoch)
         else:
             yield Decision(Kind.TAKE, item, member.ahead)
@@ -57,8 +51,7 @@ def decide(member: Member) -> Iterator[Decision | None]:
 
 
 def _lead(member: Member) -> Iterator[Decision]:
-    """Lead from now on if all replicas before this one are lost."""
-    if member.newly_leads():
+    if member.became_leader():
         yield Decision(Kind.LEAD)
 
 

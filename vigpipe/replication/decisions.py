@@ -1,8 +1,8 @@
 """Let the first rank of a pipeline decide what all its ranks do next.
 
-Only the first rank of a replica looks at the table. The others follow: they are told each decision
-in a small broadcast on the host, and a word every 20 ms while there is none yet, so that nobody
-takes a long wait for a lost peer.
+Only the first rank of a replica looks at the table. It broadcasts each decision to the others on
+the host. While there is none yet, it broadcasts that every 20 ms, so that no rank takes a long wait
+for a lost peer.
 """
 
 import time
@@ -16,11 +16,11 @@ import torch.distributed as dist
 from vigpipe.parallel.agreement import EXCHANGE_SECONDS, Peers
 from vigpipe.replication.store import StoreLostError
 
-_SLEEP_SECONDS = 1e-3  # between two looks at the table
+_SLEEP_SECONDS = 1e-3  # the first rank looks at the table this often
 
 
 class Kind(IntEnum):
-    """What a replica does next, or with which gradients it takes a step, if it does."""
+    """What a replica does next, or whether it takes a step, and with which gradients."""
 
     OWN_GRADIENTS = 0
     AVERAGE = 1
@@ -42,7 +42,7 @@ class Kind(IntEnum):
     STORE_LOST = 17
 
 
-ALL = -1  # instead of a partner: an average is one of all replicas
+ALL = -1  # instead of a partner: all replicas are averaged
 
 
 class Decision(NamedTuple):
@@ -50,10 +50,9 @@ class Decision(NamedTuple):
 
     Attributes:
         kind: what it does.
-        number: of the item that it takes, of the epoch that it evaluates, of the steps at which it
-            rests, of the average that it gives its weights for and goes on; or the replica that it
-            is averaged with, which may be ALL.
-        ahead: the item that it takes next, with one that it takes now; -1 if that is not known.
+        number: the item to take, the epoch to evaluate, the number of steps at a rest, the number
+            of the average to give weights for, or the replica to be averaged with (or ALL).
+        ahead: for TAKE, the item that comes after this one; -1 if that is not known.
     """
 
     kind: Kind
@@ -65,11 +64,7 @@ OWN_GRADIENTS, NO_STEP = Decision(Kind.OWN_GRADIENTS), Decision(Kind.NO_STEP)
 
 
 class Decisions:
-    """The decisions of one replica; all ranks of its pipeline ask for each together.
-
-    Args:
-        peers: the ranks of the pipeline.
-    """
+    """The decisions of one replica; all ranks of its pipeline, `peers`, ask for each together."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
@@ -80,25 +75,21 @@ class Decisions:
         """Begin to decide, on the first rank of the pipeline.
 
         Args:
-            decide: makes the decisions one after the other; it yields None while it waits for
-                another replica.
-            check: called while it waits, and looks whether a replica is lost.
+            decide: yields the decisions, and None while it waits for another replica.
+            check: called meanwhile; it looks whether a replica is lost.
         """
         self._decide, self._check = decide, check
 
     def end(self) -> None:
-        """Decide no more."""
+        """Stop to decide."""
         self.begin(iter(()), lambda: None)
 
     def next(self, decide: Iterator[Decision | None] | None = None) -> Decision:
-        """Return what comes next.
-
-        Args:
-            decide: makes this decision, on the first rank; by default what began.
+        """Return the next decision; the first rank may give another source of it than `begin`.
 
         Raises:
             StoreLostError: the store that has the table is gone; all ranks of the pipeline hear of
-                it here, and so at the same point of what they do.
+                it here, and so at the same point of their work.
             RuntimeError: a peer was lost, or another replica without which this one cannot go on.
         """
         decide = decide or self._decide

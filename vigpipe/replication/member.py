@@ -1,7 +1,7 @@
-"""One replica's part in the table: it takes items, comes to averages, rests, and finishes.
+"""What one replica does in the table: it takes items, comes to averages, rests, and finishes.
 
-A free replica takes what comes next as the options say. One that does a record again takes the
-items that were recorded. When it is averaged, and with whom, is a matter of the strategy.
+A free replica takes the items that the options give it. A replica that repeats a record takes the
+recorded items. The strategy says when it is averaged, and with whom.
 
 Every method that waits is a generator that yields as long as there is nothing to do. So the same
 code runs in a trainer, which sleeps meanwhile, and in a simulation, which lets others go on.
@@ -29,11 +29,11 @@ class Rules:
     Attributes:
         course: the steps of the run.
         average_every: TAU, steps from one average to the next; 0 if nothing is averaged.
-        gradients: whether gradients are averaged, in the midst of a step; otherwise weights are,
-            between two steps.
+        gradients: whether gradients are averaged, within a step; otherwise weights are, between two
+            steps.
         from_pool: whether items are drawn from the pool; otherwise replica r takes the items
             r, r + D, r + 2 D ...
-        looks_ahead: whether a replica draws an item while it works on another, so that its images
+        looks_ahead: whether a replica draws its next item while it works on one, so that the images
             can be read meanwhile.
     """
 
@@ -53,18 +53,12 @@ class NoItem(Enum):
 
 
 class Member:
-    """A replica, as its first rank sees it.
-
-    Args:
-        table: the table of all replicas.
-        replica_index: which of them this is.
-        rules: what the options say.
-        recorded: what it is to do again; None if it is free.
+    """A replica, as its first rank sees it. With `recorded`, it does that again.
 
     Attributes:
         rules: what the options say.
         samples: samples that it has trained on since it was averaged; the strategy keeps count.
-        rested: the table when all rested last, if this replica was the head then, or at the end.
+        rested: the table when all rested last, if this replica was the leader then, or at the end.
         events: what it has done, as rows of events.jsonl (`replication.record`).
     """
 
@@ -80,32 +74,29 @@ class Member:
         self.samples = table.read().samples[replica_index]
         self.events: list[dict[str, int]] = []
         self._noted_step = table.last_seen.taken[replica_index]
-        self._leads = replica_index == 0
+        self._was_leader = replica_index == 0
         self.rested = table.last_seen
 
     def average(self, *, in_step: bool) -> Waiting[Decision]:
-        """Come to an average if one is due, and wait for those that it is with.
+        """Come to an average if one is due, and wait for the other replicas that take part.
 
         Args:
-            in_step: whether the replica is in the midst of a step, with gradients.
+            in_step: whether the replica has computed the gradients of a step that it has not taken.
 
         Returns:
-            That it takes place, and with whom; or that none is due, which is OWN_GRADIENTS; or
-            that it does not take place, since the pool was closed meanwhile, which is NO_STEP.
+            AVERAGE or GIVE; OWN_GRADIENTS if none is due; NO_STEP if it does not take place, since
+            the pool was closed meanwhile.
         """
         raise NotImplementedError
 
     def _may_leave(self, table: Table, *, for_good: bool) -> bool:
-        """Whether it may leave the others, as part of a change of the table.
+        """Whether it may leave the others, for good or for a rest, as part of a table's change.
 
-        Args:
-            table: the table, in which it may set free who waits for it.
-            for_good: whether it has nothing left to do; otherwise it only rests.
+        This may set a replica free that waits for this one.
         """
         raise NotImplementedError
 
     def _next_item(self, table: Table) -> int | None:
-        """Return the item that comes next; None if none is left."""
         if self._recorded is not None:
             items, num_taken = self._recorded.items, table.taken[self._index]
             return items[num_taken] if num_taken < len(items) else None
@@ -135,12 +126,12 @@ class Member:
         return table.leases[self._index]
 
     def _may_begin(self, table: Table, item: int) -> bool:
-        """Whether it may begin its next item now."""
+        """Whether it may begin this item, its next one, now."""
         return True
 
     @property
     def ahead(self) -> int:
-        """The item that comes after the one that was taken last; -1 if that is not known."""
+        """The item that comes after the leased one; -1 if that is not known."""
         return self._table.last_seen.ahead[self._index]
 
     def finish_item(self) -> None:
@@ -157,7 +148,8 @@ class Member:
         try:
             self.note_item(*self._table.change(change))
         except StoreLostError:
-            self.note_item(*change(self._table.last_seen))  # its weights say so, and `known` must
+            # The step is in the weights, so what `known` returns must count it.
+            self.note_item(*change(self._table.last_seen))
             raise
 
     def note_item(self, step: int, item: int) -> None:
@@ -167,13 +159,9 @@ class Member:
             self.events.append({"replica": self._index, "step": step, "item": item})
 
     def epoch_to_evaluate(self, item: int) -> int:
-        """Tell whether the weights must be scored before an item; if so, that counts as done.
+        """Return the epoch that the leader must evaluate before its next item, and note it as done.
 
-        Args:
-            item: the next item of this replica, the only one that evaluates.
-
-        Returns:
-            The number of the epoch that has ended, counted from 1; 0 for none.
+        Epochs are counted from 1; 0 stands for none.
         """
         course, table = self.rules.course, self._table.last_seen
         last = table.last[self._index]
@@ -190,17 +178,13 @@ class Member:
         return course.epoch(last_step)
 
     def known(self) -> Table:
-        """Return the table as it was last seen, with what this replica has done since."""
+        """Return the table as it was last seen, with the samples of this replica since."""
         table = self._table.last_seen
         table.samples[self._index] = self.samples
         return table
 
     def close(self, *, stop: bool = False) -> None:
-        """Ask all replicas to rest before they take another item, and to save.
-
-        Args:
-            stop: ask them to end then, too.
-        """
+        """Ask all replicas to rest before they take another item, to save, and perhaps to end."""
 
         def change(table: Table) -> None:
             table.save_wanted, table.stop_wanted = True, table.stop_wanted or stop
@@ -212,8 +196,8 @@ class Member:
     def rest(self) -> Waiting[bool]:
         """Rest because the pool is closed, and wait until every replica does.
 
-        Nothing is under way then. The head says how it goes on: whether all save, and whether they
-        stop. The pool is open again for whoever goes on.
+        Nothing is under way then. The leader says how it goes on: whether all save, and whether
+        they stop. After that the pool is open again.
 
         Returns:
             True; or False at once if the replica must come to an average before.
@@ -226,36 +210,36 @@ class Member:
             table.samples[self._index] = self.samples
             return table.closings
 
-        number = self._table.change(change)  # of the closing
-        while number and (table := self._table.read()).answered < number:
-            if table.all_rest(number) and self.is_head:
+        closing = self._table.change(change)
+        while closing and (table := self._table.read()).answered < closing:
+            if table.all_rest(closing) and self.is_leader:
                 self._table.change(Table.answer)
                 self.rested = self._table.last_seen
             else:
                 yield
-        return number > 0
+        return closing > 0
 
     @property
-    def is_head(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether it is the first of the replicas that are left."""
         return self._table.last_seen.left[0] == self._index
 
-    def newly_leads(self) -> bool:
-        """Whether it is the head since this was asked last."""
-        led, self._leads = self._leads, self.is_head
-        return self._leads and not led
+    def became_leader(self) -> bool:
+        """Whether it has become the leader since the last call."""
+        before, self._was_leader = self._was_leader, self.is_leader
+        return self.is_leader and not before
 
     def lose(self, replica: int) -> None:
         """Go on without another replica, which is dead or does not answer."""
         self._table.lose(replica)
 
     def part(self, partner: int) -> None:
-        """Go on without a partner that was lost amid an average, which does not count then."""
+        """Go on without a partner that was lost within an average, which does not count then."""
         self.lose(partner)
 
     @property
     def leaves_early(self) -> bool:
-        """Whether it does again what one did that was lost, and has come to that point."""
+        """Whether it repeats a replica that was lost, and has come to that point."""
         recorded, table = self._recorded, self._table.last_seen
         return recorded is not None and recorded.is_lost and self._may_leave(table, for_good=True)
 
@@ -264,11 +248,11 @@ class Member:
         self._table.change(lambda table: table.lose(self._index))
 
     def finish(self) -> Waiting[bool]:
-        """Have nothing left to do, and wait until that holds for every replica.
+        """Say that nothing is left to do, and wait until every replica says so.
 
         Returns:
-            True; or False at once if the replica must come to an average before, or if the pool is
-            closed meanwhile, so that all can rest.
+            True; or False if the replica must come to an average before, if the pool is closed
+            meanwhile, or if a lost replica has left work to do.
         """
 
         def change(table: Table) -> bool:
@@ -281,7 +265,7 @@ class Member:
         if not self._table.change(change):
             return False
         while not all((table := self._table.read()).finished):
-            # An item that comes back from a lost replica is work for those that had none left.
+            # A replica that is lost now gives its items back, so there may be work again.
             if self._is_closed(table) or not table.finished[self._index]:
                 return False
             yield

@@ -166,8 +166,8 @@ class WorkerMember(Member):
         yield from _decisions_of_rest(table, self.rules.course)
 
     @property
-    def is_head(self) -> bool:
-        """The server is."""
+    def is_leader(self) -> bool:
+        """A worker never is the leader: the server is."""
         return False
 
     def wait_for_the_server(self) -> Waiting[None]:

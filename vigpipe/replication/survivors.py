@@ -1,4 +1,4 @@
-"""The ranks of the replicas that are left, brought together anew to do something together."""
+"""A process group of the ranks of the replicas that are left."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,19 +14,14 @@ from vigpipe.parallel.agreement import Peers, Status, agree
 from vigpipe.parallel.counterparts import Counterparts
 
 
-class Circle(Counterparts):
-    """Counterparts of which some may have been lost: those that are left, brought together anew.
+class Survivors(Counterparts):
+    """The ranks with the same stages of the replicas that are left.
 
-    torch makes process groups only with all ranks of the run. This one is gloo's, made by its own
-    members, and tensors of a GPU take the way through the host. If one of them is lost, all others
-    get a RuntimeError as soon as one gives the circle up: it cannot be used again.
+    torch makes process groups only with all ranks of the run. This one is gloo's, made by its
+    members alone, and tensors of a GPU are copied to the host. If a member is lost, all others get
+    a RuntimeError as soon as one calls `give_up`, and the group cannot be used again.
 
-    Args:
-        store: a section of the store that no other circle uses.
-        place: of this rank among the members.
-        size: number of members.
-        timeout_seconds: time after which whatever they do together gives up.
-        peers: the ranks of this replica.
+    Each group needs a section of the store of its own.
     """
 
     def __init__(
@@ -41,12 +36,12 @@ class Circle(Counterparts):
         self.size, self.place = size, place
         self._gloo: Any = None
         if size > 1:
-            # Peers of a rank that waits for another replica wait for it, with more patience.
+            # This rank gives up first: its peers, which wait for it, do so for twice as long.
             timeout = timedelta(seconds=timeout_seconds / 2)
             self._gloo = dist.ProcessGroupGloo(store, place, size, timeout)  # pyright: ignore
 
     def gather(self, values: Tensor) -> Tensor:
-        """Gather a vector (n,) from each: (size, n), in their order."""
+        """Gather a vector (n,) from each member: (size, n), in their order."""
         if self._gloo is None or values.numel() == 0:
             return values.unsqueeze(0)
         own = values.cpu().contiguous()
@@ -55,7 +50,7 @@ class Circle(Counterparts):
         return torch.stack(rows).to(values.device)
 
     def exchange(self, chunks: Tensor) -> Tensor:
-        """Send each its chunk, and return what it has received from each."""
+        """Send each member its chunk; see `Counterparts`."""
         if self._gloo is None:
             return chunks
         own = chunks.cpu()
@@ -64,7 +59,7 @@ class Circle(Counterparts):
         return received.to(chunks.device)
 
     def copy_from(self, place: int, tensor: Tensor) -> None:
-        """Take the tensor of one of them."""
+        """Take the tensor of one of the members."""
         if self._gloo is None:
             return
         options = dist.BroadcastOptions()  # pyright: ignore[reportPrivateImportUsage]
@@ -75,7 +70,7 @@ class Circle(Counterparts):
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Let all ranks of the replica fail together if one of them fails in this context."""
+        """Let all ranks of this replica fail together if one of them fails in this context."""
         error = None
         try:
             yield
@@ -88,5 +83,5 @@ class Circle(Counterparts):
             raise RuntimeError("a replica was lost") from error
 
     def give_up(self) -> None:
-        """Close the connections, so that those who wait for this rank do so no longer."""
+        """Close the connections, so that nobody waits for this rank any longer."""
         self._gloo = None
