@@ -1,4 +1,4 @@
-"""Averages of weights that travel compressed (--compress); running statistics never do."""
+"""Average weights that travel compressed (--compress); running statistics never do."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -11,7 +11,7 @@ from vigpipe.replication.feedback import Compressor
 
 
 class Averages(Protocol):
-    """What averages over replicas: `Exchange` as it is, the others with fewer bytes."""
+    """Averages over replicas; `Exchange` does so without compression, others send fewer bytes."""
 
     def mean(
         self, tensors: Sequence[Tensor], weight: Tensor, partner: int = ALL
@@ -21,14 +21,11 @@ class Averages(Protocol):
 
 
 class RoundedWeights:
-    """Averages weights that are rounded to bfloat16, and so are the means.
+    """Averages weights that are rounded to bfloat16, and rounds the means.
 
-    Nothing is kept of what is lost: every replica counts with the rounded copy, also for itself, so
-    all get the same. The mean of equal weights that were averaged before is the same once more.
-
-    Args:
-        exchange: with the ranks that hold the same stages.
-        num_parameters: number of the parameters, which come before running statistics.
+    The rounding errors are not kept: every replica counts with the rounded copy, for itself too, so
+    all get the same. Means that are averaged again stay as they are. The first `num_parameters`
+    tensors are weights, the others running statistics.
     """
 
     def __init__(self, exchange: Exchange, num_parameters: int) -> None:
@@ -37,7 +34,7 @@ class RoundedWeights:
     def mean(
         self, tensors: Sequence[Tensor], weight: Tensor, partner: int = ALL
     ) -> tuple[list[Tensor], Tensor]:
-        """Average parameters and running statistics over replicas; see `Exchange.mean`."""
+        """Average weights and running statistics over replicas; see `Exchange.mean`."""
         weights, statistics = tensors[: self._num_parameters], tensors[self._num_parameters :]
         rounded = [tensor.bfloat16() for tensor in weights]
         means, total = self._exchange.mean(rounded, weight, partner)
@@ -46,12 +43,9 @@ class RoundedWeights:
 
 
 class Differences:
-    """Averages weights by their compressed differences from weights that all replicas have.
+    """Averages weights by their compressed differences from `old`, the last averaged weights.
 
-    Args:
-        compressor: of the differences.
-        exchange: with the ranks that hold the same stages.
-        old: the weights after the last average, which come before running statistics.
+    Weights come first among the tensors, then running statistics.
     """
 
     def __init__(self, compressor: Compressor, exchange: Exchange, old: Sequence[Tensor]) -> None:
@@ -60,7 +54,7 @@ class Differences:
     def mean(
         self, tensors: Sequence[Tensor], weight: Tensor, partner: int = ALL
     ) -> tuple[list[Tensor], Tensor]:
-        """Average parameters and running statistics over replicas; see `Exchange.mean`."""
+        """Average weights and running statistics over replicas; see `Exchange.mean`."""
         weights, statistics = tensors[: len(self._old)], tensors[len(self._old) :]
         differences = [old - new for old, new in zip(self._old, weights, strict=True)]
         means, total = self._compressor.mean(differences, weight, partner)

@@ -1,20 +1,20 @@
 """Add up tensors over replicas while sending fewer bytes (--compress).
 
-Each replica sends an approximation of its tensors, and all get the sum of what was sent. With P
-numbers of b bytes, D replicas, and a ring that sends 2 (D - 1) / D * b P bytes, a rank sends:
+Each replica sends an approximation of its tensors, and all get the sum of what was sent. Without
+compression a ring sends 2 (D - 1) / D * b P bytes of P numbers of b bytes; a rank sends instead:
 
-                  over all replicas                          between two alone
+                  over all D replicas                        between two alone
     bfloat16      2 (D - 1) / D * 2 P                        2 P
     top-k         (4 + b) k (D - 1)                          (4 + b) k
     powersgd      2 (D - 1) / D * b (U + sum R (r + c))      b (U + sum R (r + c))
 
 k is the sum over tensors of max(1, ceil(RATIO n)), n being the size of a tensor. Each replica sends
 them to every other, so with float32 top-k pays only if RATIO < 1 / D, and between two alone if
-RATIO < 1 / 2. PowerSGD (`replication.powersgd`) sends U numbers as they are, and of every r x c
-matrix two factors of rank R. The formulas leave out that P is rounded up to a multiple of D.
+RATIO < 1 / 2. PowerSGD (`replication.powersgd`) sends U numbers uncompressed, and two factors of
+rank R for every r x c matrix. The formulas leave out that P is rounded up to a multiple of D.
 
-Everything is done tensor by tensor, and sums have the order of the replicas, so the cut into stages
-does not show in the numbers.
+Everything is done tensor by tensor, and sums have the order of the replicas, so the numbers do not
+depend on the cut into stages.
 """
 
 import math
@@ -31,7 +31,7 @@ _INDEX_BYTES = 4
 
 
 class Sums(NamedTuple):
-    """What came of a sum over replicas; all by the tensors' names.
+    """The result of a sum over replicas, by the tensors' names.
 
     Attributes:
         totals: sums over the replicas of what each has sent, in the tensors' dtype.
@@ -45,14 +45,14 @@ class Sums(NamedTuple):
 
 
 class Method(Protocol):
-    """A way to compress."""
+    """A method of compression; `partner` is the other replica of a pair, or ALL."""
 
     def lossy(self, shapes: Mapping[str, Sequence[int]]) -> list[str]:
-        """Return the names of the tensors of which something may be left out; by default all."""
+        """Return the names of the tensors that may lose something; by default all."""
         return list(shapes)
 
     def first_memory(self, tensors: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
-        """Return what the first sum begins with, the same on every replica; by default nothing."""
+        """Return the memory of the first sum, the same on every replica; by default nothing."""
         return {}
 
     def add_up(
@@ -62,32 +62,21 @@ class Method(Protocol):
         exchange: Exchange,
         partner: int = ALL,
     ) -> Sums:
-        """Add up tensors over replicas; the ranks concerned call this together.
+        """Add up tensors of one dtype over replicas; the ranks concerned call this together.
 
-        Args:
-            tensors: of one dtype, by name.
-            memory: what the last sum left.
-            exchange: with the ranks that hold the same stages.
-            partner: the other replica, or ALL.
+        `memory` is that of the last sum.
         """
         ...
 
     def bytes_sent(
         self, shapes: Mapping[str, Sequence[int]], itemsize: int, num_replicas: int, partner: int
     ) -> int:
-        """Return how many bytes a rank sends in a sum.
-
-        Args:
-            shapes: of the rank's tensors, by name.
-            itemsize: bytes of a number.
-            num_replicas: D.
-            partner: the other replica, or ALL.
-        """
+        """Return how many bytes a rank sends in a sum; `itemsize` is the bytes of a number."""
         ...
 
 
 def bytes_of_sum(num_numbers: int, itemsize: int, num_replicas: int, partner: int = ALL) -> int:
-    """Return how many bytes `Exchange.sum` sends of a rank's numbers."""
+    """Return how many bytes a rank sends in an uncompressed sum."""
     if partner != ALL:
         return num_numbers * itemsize
     return 2 * (num_replicas - 1) * -(-num_numbers // num_replicas) * itemsize
@@ -96,7 +85,7 @@ def bytes_of_sum(num_numbers: int, itemsize: int, num_replicas: int, partner: in
 class Bfloat16(Method):
     """Sends numbers rounded to bfloat16.
 
-    Over all replicas the sum is rounded to bfloat16 once more, on its way back; what is lost there
+    A sum over all replicas is rounded to bfloat16 once more, on its way back; that rounding error
     is not kept.
     """
 
@@ -113,7 +102,7 @@ class Bfloat16(Method):
         if partner == ALL:
             (total,) = exchange.sum([rounded])
         else:
-            first, second = exchange.share(rounded, partner).double()
+            first, second = exchange.gather_counted(rounded, partner).double()
             total = first + second
         return Sums(_cut(total.to(flat.dtype), tensors), _cut(rounded.to(flat.dtype), tensors), {})
 
@@ -125,10 +114,9 @@ class Bfloat16(Method):
 
 
 class TopK(Method):
-    """Sends the largest numbers of each tensor, with their places.
+    """Sends the largest numbers of each tensor, with their indices.
 
-    Args:
-        ratio: share of the numbers of a tensor that is sent, rounded up to a whole number.
+    It sends `ratio` times as many as there are, rounded up.
     """
 
     def __init__(self, ratio: float) -> None:
@@ -148,16 +136,17 @@ class TopK(Method):
         for numbers in flat.split(sizes):
             chosen.append(largest(numbers, self._num_sent(len(numbers))) + start)
             start += len(numbers)
-        places = torch.cat(chosen)
-        values = flat[places]
-        message = torch.cat([values.view(torch.uint8), places.int().view(torch.uint8)])
+        indices = torch.cat(chosen)
+        values = flat[indices]
+        message = torch.cat([values.view(torch.uint8), indices.int().view(torch.uint8)])
         total = torch.zeros_like(flat, dtype=torch.float64)
-        for row in exchange.share(message, partner):
-            of_one = row.clone()  # at the start of its memory: bytes are read as numbers below
-            its_values = of_one[: values.nbytes].view(values.dtype)
-            its_places = of_one[values.nbytes :].view(torch.int32)
-            total.index_add_(0, its_places.long(), its_values.double())
-        sent = torch.zeros_like(flat).index_copy_(0, places, values)
+        for row in exchange.gather_counted(message, partner):
+            # A copy lies at the start of its memory, as reading bytes as numbers demands.
+            received = row.clone()
+            its_values = received[: values.nbytes].view(values.dtype)
+            its_indices = received[values.nbytes :].view(torch.int32)
+            total.index_add_(0, its_indices.long(), its_values.double())
+        sent = torch.zeros_like(flat).index_copy_(0, indices, values)
         return Sums(_cut(total.to(flat.dtype), tensors), _cut(sent, tensors), {})
 
     def bytes_sent(
@@ -173,25 +162,25 @@ class TopK(Method):
 
 
 def largest(numbers: Tensor, k: int) -> Tensor:
-    """Find the k numbers that are farthest from 0; of equal ones, those that come first.
+    """Find the k numbers, 1 <= k <= n, that are farthest from 0; the first ones among equals.
 
     NaN counts as infinite, so it is sent, and everybody notices.
 
     Args:
         numbers: (n,).
-        k: from 1 to n.
+        k: how many to find.
 
     Returns:
-        Their places in ascending order, (k,) int64.
+        Their indices in ascending order, (k,) int64.
     """
     sizes = numbers.abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
     least = sizes.topk(k).values[-1]
     above, at = sizes > least, sizes == least
     is_chosen = above | (at & (at.cumsum(0) <= k - above.sum()))
-    # A mask would have to wait for a GPU. All that is not chosen is written behind the end.
+    # Indexing with a mask would wait for a GPU. Here what is not chosen is written behind the end.
     targets = torch.where(is_chosen, is_chosen.cumsum(0) - 1, k)
-    places = torch.arange(len(numbers), device=numbers.device)
-    return places.new_zeros(k + 1).scatter_(0, targets, places)[:k]
+    indices = torch.arange(len(numbers), device=numbers.device)
+    return indices.new_zeros(k + 1).scatter_(0, targets, indices)[:k]
 
 
 def _cut(flat: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ summed in the order of the replicas, in float64, and rounded once.
 Over all replicas, each rank receives one D-th of every replica's numbers (all-to-all), averages it,
 and sends the mean to all (all-gather). For P numbers of 4 bytes a rank sends 2 (D - 1) / D * 4 P
 bytes, as a ring all-reduce does. Two replicas alone send one another all their numbers, 4 P bytes
-each, and both compute the mean. Every two of them have a process group of their own: with gloo, one
+each, and both compute the mean. Every pair has a process group of its own, because with gloo one
 message that does not arrive in time closes all connections of its group.
 """
 
@@ -21,15 +21,18 @@ from torch import Tensor
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.decisions import ALL
 
-BLOCK = 1 << 16  # numbers that a CPU averages at once
+BLOCK = 1 << 16  # a CPU averages so many numbers at once
 
 
 class Exchange:
     """Averages and adds up over replicas; the ranks concerned call each method together.
 
+    Tensors that are given together have one dtype, and the same shapes on every rank. A partner is
+    the other replica of a pair, or ALL.
+
     Args:
-        all_of_them: the D ranks that hold the same stages.
-        links: process groups of this rank and one other each, by the place of the other among all.
+        counterparts: the D ranks that hold the same stages.
+        links: process groups of this rank and one other each, by the index of the other among all.
 
     Attributes:
         bytes_sent: bytes of averaged tensors that this rank has sent.
@@ -37,10 +40,10 @@ class Exchange:
 
     def __init__(
         self,
-        all_of_them: Counterparts,
+        counterparts: Counterparts,
         links: Mapping[int, dist.ProcessGroup] | None = None,
     ) -> None:
-        self._all, self._links = all_of_them, links or {}
+        self._all, self._links = counterparts, links or {}
         self.bytes_sent = 0
 
     @property
@@ -51,16 +54,11 @@ class Exchange:
     def mean(
         self, tensors: Sequence[Tensor], weight: Tensor, partner: int = ALL
     ) -> tuple[list[Tensor], Tensor]:
-        """Average tensors over replicas, each with its weight.
-
-        Args:
-            tensors: of one dtype; the same shapes on every rank.
-            weight: how much this replica's tensors count, a float64 scalar, not negative.
-            partner: the other replica, or ALL.
+        """Average tensors over replicas, each with its weight, a float64 scalar that is >= 0.
 
         Returns:
             The means, bit for bit the same on every rank, and the sum of the weights. If all
-            weights are 0, each counts the same.
+            weights are 0, each replica counts the same.
         """
         if self.size == 1:
             return list(tensors), weight
@@ -70,14 +68,7 @@ class Exchange:
         return self._combine(tensors, weights, weights.sum(), partner), sum_of_weights
 
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Add up tensors over all replicas.
-
-        Args:
-            tensors: of one dtype; the same shapes on every rank.
-
-        Returns:
-            The sums, bit for bit the same on every rank.
-        """
+        """Add up tensors over all replicas, with bit for bit the same sums on every rank."""
         if self.size == 1 or not tensors:
             return list(tensors)
         ones = tensors[0].new_ones(self.size, dtype=torch.float64)
@@ -86,7 +77,6 @@ class Exchange:
     def _combine(
         self, tensors: Sequence[Tensor], weights: Tensor, divisor: Tensor, partner: int
     ) -> list[Tensor]:
-        """Return the weighted sums over the replicas, divided by a number."""
         sizes = [tensor.numel() for tensor in tensors]
         chunk = -(-sum(sizes) // self.size)
         flat = tensors[0].new_zeros(self.size * chunk)  # padded to a chunk for each replica
@@ -107,51 +97,31 @@ class Exchange:
         self.bytes_sent += 2 * (self.size - 1) * combined.nbytes
         return self.gather(combined).flatten()
 
-    def share(self, message: Tensor, partner: int = ALL) -> Tensor:
-        """Send a vector (n,) to the other replicas, and count its bytes.
-
-        Returns:
-            The vectors of all of them, or of the two, (replicas, n), in their order.
-        """
+    def gather_counted(self, message: Tensor, partner: int = ALL) -> Tensor:
+        """Gather a vector as `gather` does, and count the bytes that this rank sends."""
         self.bytes_sent += message.nbytes * (self.size - 1 if partner == ALL else 1)
         return self.gather(message, partner)
 
     def gather(self, values: Tensor, partner: int = ALL) -> Tensor:
-        """Gather a vector (n,) from each replica: (replicas, n), in their order.
-
-        Args:
-            values: this replica's.
-            partner: the other replica, or ALL.
-        """
+        """Gather a vector (n,) from each replica: (replicas, n), in their order."""
         if partner == ALL or self.size == 1 or values.numel() == 0:
             return self._all.gather(values)
         return torch.stack(self._swap(values, partner))
 
     def send(self, tensors: Sequence[Tensor], to: int) -> None:
-        """Send tensors to one rank, which must receive them.
-
-        Args:
-            tensors: of one dtype.
-            to: its place among all.
-        """
+        """Send tensors to the rank with index `to` among all, which must receive them."""
         flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
         self._wait_for(self._message(dist.isend, flat, to))
         self.bytes_sent += flat.nbytes
 
     def receive(self, like: Sequence[Tensor], source: int) -> list[Tensor]:
-        """Return the tensors that one rank sends.
-
-        Args:
-            like: tensors of their shapes and dtype.
-            source: its place among all.
-        """
+        """Return the tensors, with shapes and dtype as in `like`, that one rank sends."""
         sizes = [tensor.numel() for tensor in like]
         flat = like[0].new_empty(sum(sizes))
         self._wait_for(self._message(dist.irecv, flat, source))
         return [p.view_as(t) for p, t in zip(flat.split(sizes), like, strict=True)]
 
     def _swap(self, values: Tensor, partner: int) -> list[Tensor]:
-        """Exchange values with a partner; return those of both, in the order of the replicas."""
         other = torch.empty_like(values)
         self._wait_for(
             self._message(dist.isend, values.contiguous(), partner),
@@ -171,7 +141,7 @@ class Exchange:
 
 
 def _weighted_sum(by_replica: Sequence[Tensor], weights: Tensor, divisor: Tensor) -> Tensor:
-    """Sum the replicas' numbers, (n,) each, in their order, each with its weight, and divide."""
+    """Sum the replicas' numbers, (n,) each, in the order of the replicas."""
     result = torch.empty_like(by_replica[0])
     # On a CPU, a block and its sum in float64 stay in the cache, and need no new pages.
     size = BLOCK if result.device.type == "cpu" else max(1, len(result))

@@ -1,12 +1,11 @@
 """Keep what a compressed sum leaves out, and add it to the next one (error feedback).
 
 Stich et al. 2018 (arXiv:1809.07599), algorithm 1; Karimireddy et al. 2019 (arXiv:1901.09847). With
-the numbers g of a replica, and what it has left out before, its residual e:
+the numbers g of a replica, and its residual e, which it has left out before:
 
     a = g + e;  C(a) is sent;  e = a - C(a)
 
-So all that was sent and all residuals together are the sum of all numbers. Each replica has a
-residual of its own.
+So all that was sent and all residuals together are the sum of all numbers.
 """
 
 import math
@@ -28,14 +27,8 @@ RESIDUAL, MEMORY = "residual", "powersgd_q"
 class Compressor:
     """Adds up tensors over replicas with error feedback; the ranks concerned call it together.
 
-    Args:
-        method: how it compresses.
-        exchange: with the ranks that hold the same stages.
-        parameters: tensors by name, with the shapes and dtype of those that are added up.
-        seed: of the method's first memory.
-
-    Attributes:
-        num_sums: how many sums it has made.
+    `parameters` have the names, shapes and dtype of the tensors that are added up. A partner is the
+    other replica of a pair, or ALL.
     """
 
     def __init__(
@@ -49,33 +42,27 @@ class Compressor:
         self._residual = {n: torch.zeros_like(parameters[n]) for n in method.lossy(shapes)}
         self._memory = method.first_memory(parameters, seed)
         self._next: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
-        self.num_sums = 0
+        self._num_sums = 0
 
     @torch.no_grad()
     def add_up(self, tensors: Sequence[Tensor], partner: int = ALL) -> list[Tensor]:
-        """Add up tensors over replicas; `commit` must follow.
+        """Add up tensors, in the order of the parameters, over replicas; `commit` must follow.
 
-        Args:
-            tensors: in the order of the parameters.
-            partner: the other replica, or ALL.
-
-        Returns:
-            The sums of what all of them have sent, bit for bit the same on every replica.
+        The sums are bit for bit the same on every replica.
         """
         named = dict(zip(self._names, tensors, strict=True))
         for name, residual in self._residual.items():
             named[name] = named[name] + residual
         totals, sent, memory = self._method.add_up(named, self._memory, self._exchange, partner)
         self._next = {n: named[n] - sent[n] for n in self._residual}, memory
-        self.num_sums += 1
+        self._num_sums += 1
         return list(totals.values())
 
     @torch.no_grad()
     def commit(self, is_used: Tensor) -> None:
         """Keep what the last sum has left out, if its result is used; otherwise forget the sum.
 
-        Args:
-            is_used: a scalar on the device, the same on all ranks.
+        `is_used` is a scalar on the device, the same on all ranks.
         """
         for state, after in zip((self._residual, self._memory), self._next, strict=True):
             for name, new in after.items():
@@ -97,26 +84,26 @@ class Compressor:
         return [(s.double() * factor).to(s.dtype) for s in sums], total
 
     def residuals(self) -> dict[str, Tensor]:
-        """Return what this replica has left out, by name: its own state."""
+        """Return by name what this replica has left out; it differs from replica to replica."""
         return {f"{RESIDUAL}/{name}": tensor for name, tensor in self._residual.items()}
 
     def memory(self) -> dict[str, Tensor]:
-        """Return what the next sum begins with; after sums over all replicas, common to them."""
+        """Return what the next sum begins with; after sums over all replicas they have the same."""
         return {f"{MEMORY}/{name}": tensor for name, tensor in self._memory.items()}
 
     def account(self) -> dict[str, int]:
-        """Return the bytes that this rank has sent, and those of as many sums in a ring."""
+        """Return the number of sums, the bytes sent, and what a ring would have sent for them."""
         num_replicas = self._exchange.size
         of_ring = 2 * (num_replicas - 1) * self._itemsize * self._num_numbers // num_replicas
         return {
-            "sums": self.num_sums,
+            "sums": self._num_sums,
             "bytes_sent": self._exchange.bytes_sent,
-            "bytes_of_ring": self.num_sums * of_ring,
+            "bytes_of_ring": self._num_sums * of_ring,
         }
 
 
 def make_method(compression: Compression) -> Method:
-    """Return the way to compress that --compress names, which is not none."""
+    """Return the method that --compress names, which is not "none"."""
     if compression.method == "bfloat16":
         return Bfloat16()
     if compression.method == "top-k":
@@ -130,13 +117,9 @@ def notes_on_compression(
     itemsize: int,
     num_teams: int,
 ) -> list[str]:
-    """Tell what the user should know about --compress, which is not none, before the run.
+    """Tell what the user should know about --compress, which is not "none", before the run.
 
-    Args:
-        options: the resolved options.
-        shapes: of all parameters, by name.
-        itemsize: bytes of a number.
-        num_teams: number of teams; one if all replicas take every step together.
+    `shapes` are those of all parameters, and `itemsize` is the bytes of a number.
     """
     what = f"--compress {options.compress}"
     num_replicas = options.dp if options.strategy == "synchronous" else num_teams
@@ -144,16 +127,16 @@ def notes_on_compression(
         return [f"{what}: there is one replica, which sends nothing, so nothing is compressed"]
     if options.average == "weights":
         return []
-    partner = 1 if options.strategy == "gossip" else ALL  # any
+    partner = 1 if options.strategy == "gossip" else ALL  # all partners send as much as 1
     num_numbers = sum(map(math.prod, shapes.values()))
     method = make_method(parse_compress(options.compress))
     num_bytes = method.bytes_sent(shapes, itemsize, num_replicas, partner)
-    of_whole = bytes_of_sum(num_numbers, itemsize, num_replicas, partner)
-    if num_bytes < of_whole:
+    uncompressed = bytes_of_sum(num_numbers, itemsize, num_replicas, partner)
+    if num_bytes < uncompressed:
         return []
     return [
         f"{what}: a replica sends {num_bytes / 1e6:.1f} MB for each sum over {num_replicas} "
-        f"replicas, and without compression it would send {of_whole / 1e6:.1f} MB: compression "
+        f"replicas, and without compression it would send {uncompressed / 1e6:.1f} MB: compression "
         "costs more than it saves"
     ]
 
@@ -161,13 +144,7 @@ def notes_on_compression(
 def make_compressor(
     options: TrainConfig, exchange: Exchange, parameters: Mapping[str, Tensor]
 ) -> Compressor | None:
-    """Make what the options compress gradients or outer differences with, if anything.
-
-    Args:
-        options: the resolved options.
-        exchange: with the ranks that hold the same stages.
-        parameters: of this rank's stages, by name.
-    """
+    """Make what compresses gradients or outer differences, if the options say so."""
     compression = parse_compress(options.compress)
     if compression.method == "none" or options.average == "weights" or exchange.size == 1:
         return None

@@ -17,16 +17,13 @@ class PowerSgd(Method):
 
     Vogels et al. 2019 (arXiv:1905.13727), algorithm 1. A tensor is a matrix M of its first
     dimension and all others. With Q from the last sum, P = M Q is summed over the replicas and made
-    orthonormal, Q = M^T P is summed, and the sum of all M is about P Q^T. What does not become
-    smaller, (r + c) R >= r c, and vectors are sent as they are.
+    orthonormal, Q = M^T P is summed, and the sum of all M is about P Q^T. Vectors, and matrices
+    that do not become smaller, (r + c) R >= r c, are sent uncompressed.
 
     Between two replicas alone, each sends P and Q of its own matrix.
 
-    Every replica multiplies the sums of the factors by itself. So that all get the same bits takes
-    equal processors and threads.
-
-    Args:
-        rank: R.
+    Every replica multiplies the sums of the factors by itself, so all get the same bits only with
+    equal processors and numbers of threads.
     """
 
     def __init__(self, rank: int) -> None:
@@ -37,7 +34,7 @@ class PowerSgd(Method):
         return [name for name, shape in shapes.items() if self._num_sent(shape) < math.prod(shape)]
 
     def first_memory(self, tensors: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
-        """Return random Q, (c, R), that depend on the seed and the name."""
+        """Return random Q, (c, R), which depend on the seed and the name."""
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         memory: dict[str, Tensor] = {}
         for name in self.lossy(shapes):
@@ -88,7 +85,7 @@ def _with_all(
     totals = dict(zip(whole, sums, strict=False))
     p = dict(zip(matrices, map(orthonormal, sums[len(whole) :]), strict=True))
     own_q = {name: matrix.mT @ p[name] for name, matrix in matrices.items()}  # (c, R)
-    # In memory of its own: the bits of a product may depend on where its factors lie.
+    # Each sum gets memory of its own: the bits of a product may depend on where its factors lie.
     sums_of_q = [total.clone() for total in exchange.sum(list(own_q.values()))]
     q = dict(zip(matrices, sums_of_q, strict=True))
     sent = dict(whole)
@@ -109,29 +106,25 @@ def _in_pair(
     q = {name: matrix.mT @ p[name] for name, matrix in matrices.items()}
     parts = [*whole.values(), *p.values(), *q.values()]
     message = torch.cat([part.flatten() for part in parts])
-    of_both: list[dict[str, Tensor]] = []
-    for row in exchange.share(message, partner):
+    by_replica: list[dict[str, Tensor]] = []
+    for row in exchange.gather_counted(message, partner):
         numbers = row.split([part.numel() for part in parts])
         read = [n.view_as(part).clone() for n, part in zip(numbers, parts, strict=True)]
         its_p = read[len(whole) : len(whole) + len(p)]
         factors = zip(matrices, its_p, read[len(whole) + len(p) :], strict=True)
         products = {name: (a @ b.mT).view_as(tensors[name]) for name, a, b in factors}
-        of_both.append(dict(zip(whole, read, strict=False)) | products)
-    first, second = of_both
+        by_replica.append(dict(zip(whole, read, strict=False)) | products)
+    first, second = by_replica
     totals = {n: (first[n].double() + second[n].double()).to(first[n].dtype) for n in tensors}
     products = {name: (p[name] @ q[name].mT).view_as(tensors[name]) for name in matrices}
     return Sums(totals, {**whole, **products}, q)
 
 
 def orthonormal(p: Tensor) -> Tensor:
-    """Make columns orthonormal.
+    """Return orthonormal columns, (r, R), that span those of p, (r, R), and more if needed.
 
-    Args:
-        p: (r, R), R <= r.
-
-    Returns:
-        Orthonormal columns, (r, R), that span those of p, and more if these are dependent. If a
-        number of p is not finite, all are NaN.
+    R <= r, and more are needed if the columns of p are linearly dependent. If a number of p is not
+    finite, all are NaN.
     """
     return torch.linalg.qr(p)[0].contiguous()
 
@@ -139,6 +132,6 @@ def orthonormal(p: Tensor) -> Tensor:
 def _divided(
     tensors: Mapping[str, Tensor], memory: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the tensors that are sent as they are, and the others as matrices, (r, c)."""
+    """Return the tensors that are sent uncompressed, and the others as matrices, (r, c)."""
     whole = {name: tensor for name, tensor in tensors.items() if name not in memory}
     return whole, {name: tensors[name].flatten(1) for name in memory}
