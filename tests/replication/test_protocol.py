@@ -45,14 +45,21 @@ def simulated(
 ) -> Log:
     """Simulate periodic averaging, or gossip if there are options of it."""
     course = options.pop("course", course_of(num_replicas))
-    rules = Rules(course, average_every, gradients, from_pool, looks_ahead and recorded is None)
+    rules = Rules(
+        course,
+        average_every,
+        gradients,
+        from_pool,
+        looks_ahead=looks_ahead and recorded is None,
+        overlap=overlap,
+        seed=options.get("seed", 0),
+        **(gossip or {}),
+    )
 
     def make_member(table: SharedTable, index: int):
         own = None if recorded is None else recorded[index]
-        if gossip is None:
-            return PeriodicMember(table, index, rules, own, overlap=overlap)
-        seed = options.get("seed", 0)
-        return GossipMember(table, index, rules, own, seed=seed, **gossip)
+        member_type = PeriodicMember if gossip is None else GossipMember
+        return member_type(table, index, rules, own)
 
     return simulate(make_member, course, overlap=overlap > 0, **options)
 

@@ -70,14 +70,10 @@ def simulate(
     rng, size = random.Random(seed), course.num_replicas
     store = BusyStore(rng)
     first = resumed_table(progress, size) if progress else new_table(size)
-    rules = Rules(course, 0, gradients=False, from_pool=from_pool)
+    rules = Rules(course, 0, gradients=False, from_pool=from_pool, staleness=staleness)
     workers = [
         WorkerMember(
-            SharedTable(store, first, w),
-            w,
-            rules,
-            None if recorded is None else recorded[w],
-            staleness=staleness,
+            SharedTable(store, first, w), w, rules, None if recorded is None else recorded[w]
         )
         for w in range(size)
     ]

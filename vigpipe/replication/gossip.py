@@ -2,10 +2,9 @@
 
 GossipGCN, Y. Zhang, "Efficient Asynchronous GCN Training on a GPU Cluster", Concordia 2021. After
 every TAU steps (--average-every) a replica draws a partner at random among those that have none.
-The draw names each of the two as the other's partner, in one change of the table, so at any time
-the partners are disjoint pairs. Nobody waits for a replica that waits for somebody else, and a
-replica that was drawn always comes: there is no deadlock. If all others have partners, the replica
-goes on alone.
+One change of the table makes each of the two the other's partner, so at any time the partners are
+disjoint pairs. Nobody waits for a replica that waits for somebody else, and a replica that was
+drawn always comes: there is no deadlock. If all others have partners, the replica goes on alone.
 
 --pairs any    The final version, algorithm 6: every replica draws, and every one can be drawn.
 --pairs sets   Version 1, algorithm 5: replicas with even numbers draw those with odd numbers, which
@@ -15,13 +14,13 @@ goes on alone.
                version as it was published).
 
 gradients  As published: the optimizers of both take the mean gradient, and weights are never
-           exchanged. A replica that finishes or rests does not come with its last gradient once
-           more, which it has used: it sets its partner free, who takes a step with its own.
+           exchanged. A replica that finishes or rests has used its last gradient, so it sets its
+           partner free, which takes a step with its own gradient.
 weights    Both take the mean of their weights and running statistics, as in AD-PSGD, Lian et al.,
-           arXiv:1710.06952. The mean weighs by the samples that stand behind the weights, and these
-           are then shared among both, so neither sum(samples) nor sum(samples * weights) over all
-           replicas is changed by an average, but for rounding. With --compress bfloat16 the weights
-           of both count as rounded to bfloat16, and so is their mean.
+           arXiv:1710.06952. The mean is weighted by the samples that stand behind the weights,
+           which both share afterwards. So an average changes neither sum(samples) nor
+           sum(samples * weights) over all replicas, except for rounding. With --compress bfloat16
+           the weights of both are rounded to bfloat16, and so is their mean.
 
 Each of the two replicas sends 4 P bytes for P numbers in float32: gradients, or weights and running
 statistics. That does not depend on the number of replicas. With --compress they send fewer
@@ -42,17 +41,7 @@ NOBODY = -1
 
 
 class GossipMember(Member):
-    """A replica that is averaged with one other at a time; see `Member`.
-
-    Args:
-        table: the table of all replicas.
-        replica_index: which of them this is.
-        rules: what the options say.
-        recorded: what it is to do again; None if it is free.
-        in_sets: whether only even replicas draw, and only odd ones are drawn.
-        answers_after_item: whether a replica that was drawn comes after its next item.
-        seed: of the draws.
-    """
+    """A replica that is averaged with one other at a time."""
 
     def __init__(
         self,
@@ -60,16 +49,11 @@ class GossipMember(Member):
         replica_index: int,
         rules: Rules,
         recorded: Recorded | None = None,
-        *,
-        in_sets: bool,
-        answers_after_item: bool,
-        seed: int,
     ) -> None:
         super().__init__(table, replica_index, rules, recorded)
-        self._in_sets, self._answers_after_item = in_sets, answers_after_item
-        self._random = random.Random(f"{seed} {replica_index}")
-        self._drew_at = table.read().taken[replica_index]  # after how many steps it drew last
-        self._met_at = 0  # in or after which step it met a partner last
+        self._random = random.Random(f"{rules.seed} {replica_index}")
+        self._drew_at = table.read().taken[replica_index]  # it drew last after so many steps
+        self._met_at = 0  # it met a partner last in, or after, this step
 
     def average(self, *, in_step: bool) -> Waiting[Decision]:
         """Come to an average with a partner, if there is one and it is time; wait for the other."""
@@ -83,9 +67,7 @@ class GossipMember(Member):
     def _partner_now(self, table: Table, num_open: int) -> int:
         """Return the replica that this one must be averaged with now; NOBODY if that is none.
 
-        Args:
-            table: the table.
-            num_open: steps that the replica is about to have taken: 1 in the midst of one, else 0.
+        `num_open` is 1 if the replica has computed the gradients of a step that it has not taken.
         """
         num_taken = table.taken[self._index] + num_open
         if self._recorded is not None:
@@ -97,7 +79,7 @@ class GossipMember(Member):
             self._drew_at = num_taken
         partner = table.partners[self._index]
         if partner != NOBODY:
-            comes = is_time or self._answers_after_item or self._is_closed(table)
+            comes = is_time or self.rules.answers_after_item or self._is_closed(table)
             return partner if comes or self._next_item(table) is None else NOBODY
         return self._table.change(self._draw) if is_time else NOBODY
 
@@ -105,7 +87,7 @@ class GossipMember(Member):
         """Draw a partner as part of a change of the table, unless somebody has drawn this one."""
         if table.partners[self._index] != NOBODY or self._is_closed(table):
             return table.partners[self._index]
-        if self._in_sets and self._index % 2:
+        if self.rules.in_sets and self._index % 2:
             return NOBODY
         others = [
             other
@@ -113,7 +95,7 @@ class GossipMember(Member):
             if partner == NOBODY
             and other != self._index
             and not table.finished[other]
-            and (other % 2 or not self._in_sets)
+            and (other % 2 or not self.rules.in_sets)
         ]
         if not others:
             return NOBODY
@@ -126,7 +108,7 @@ class GossipMember(Member):
 
         def come(table: Table) -> bool:
             if self._recorded is None and table.partners[self._index] != partner:
-                return False  # it was lost a moment ago
+                return False  # the partner was lost a moment ago
             if table.waiting[partner] != self._index:
                 table.waiting[self._index] = partner
                 return False
@@ -144,16 +126,16 @@ class GossipMember(Member):
         number = self._table.last_seen.joined[self._index] + 1
         if not self._table.change(come):
             while (table := self._table.read()).waiting[self._index] != NOBODY:
-                # In a record it is not known whether the partner has come before it rests.
+                # A record does not tell whether the partner comes before it rests.
                 is_over = self._recorded is not None and self._is_closed(table)
                 if is_over and self._table.change(leave):
                     return NO_STEP
                 yield
         table = self._table.last_seen
         if table.joined[self._index] < number:
-            return OWN_GRADIENTS  # the partner has set it free, or is lost
+            return OWN_GRADIENTS  # the partner has set this replica free, or is lost
         step = table.taken[self._index] + self.rules.gradients
-        # The record has these rows before anything is sent: either of the two may be lost now.
+        # The rows are in the record before anything is sent, because either may be lost then.
         if table.leases[self._index] >= 0:
             self.note_item(step, table.leases[self._index])
         self._met_at = step
@@ -161,7 +143,7 @@ class GossipMember(Member):
         return Decision(Kind.AVERAGE, partner)
 
     def part(self, partner: int) -> None:
-        """Note that an average has not taken place, and go on without the partner."""
+        """Record that an average has not taken place, and go on without the partner."""
         self.events.append({"replica": self._index, "step": self._met_at, "apart": partner})
         self.lose(partner)
 
@@ -176,31 +158,19 @@ class GossipMember(Member):
 
 
 class Gossip(OwnSteps):
-    """The strategy of ranks whose replicas are averaged in pairs; see `OwnSteps`."""
+    """The strategy of ranks whose replicas are averaged in pairs."""
+
+    _member_type = GossipMember
 
     def _prepare(self) -> None:
         # NCCL opens its connections in the first exchange, which must be one of all ranks.
         some = next(iter(self._weights.parameters.values()))
         self._exchange.gather(some.new_zeros(1))
 
-    def _make_member(self, table: SharedTable, recorded: Recorded | None) -> Member:
-        options = self._options
-        return GossipMember(
-            table,
-            self._place.team,
-            self._rules,
-            recorded,
-            in_sets=options.pairs == "sets",
-            answers_after_item=options.answer == "item",
-            seed=options.seed,
-        )
-
     def _samples_after(self, total: Tensor) -> int:
-        """Share the samples among both; if they are odd, the replica that comes first has one more.
-
-        After an average of all, the samples count no more.
-        """
+        # Both share the samples; the replica with the lower index takes the odd one. After an
+        # average of all, samples do not count any more.
         if self._partner == ALL:
             return 0
-        larger = self._place.team < self._partner
-        return (int(total) + larger) // 2
+        is_lower = self._place.team < self._partner
+        return (int(total) + is_lower) // 2

@@ -35,6 +35,12 @@ class Rules:
             r, r + D, r + 2 D ...
         looks_ahead: whether a replica draws its next item while it works on one, so that the images
             can be read meanwhile.
+        overlap: K, own steps after which an average is applied; with 0 a replica waits for each.
+        in_sets: whether only even replicas draw partners (gossip), and only odd ones are drawn.
+        answers_after_item: whether a replica that was drawn meets its partner after its next item.
+        staleness: how many items a worker of a server may be ahead of the slowest; None for no
+            limit.
+        seed: seed of the draws of partners.
     """
 
     course: Course
@@ -42,6 +48,11 @@ class Rules:
     gradients: bool
     from_pool: bool
     looks_ahead: bool = False
+    overlap: int = 0
+    in_sets: bool = False
+    answers_after_item: bool = False
+    staleness: int | None = None
+    seed: int = 0
 
 
 class NoItem(Enum):

@@ -1,12 +1,12 @@
-"""What strategies have in common whose replicas take steps of their own, and are averaged at times.
+"""The base of all strategies whose replicas take steps of their own, and are averaged at times.
 
-The first rank of a replica decides (`decide`), with what it knows of the others from the table, and
-the ranks of its pipeline follow. With --gossip-between hosts, all replicas of a host take every
-step together, and whatever is said here of a replica holds for such a team.
+The first rank of a replica decides (`decide`), and looks at the table of all replicas for that; the
+other ranks of its pipeline follow. With --gossip-between hosts, all replicas of a host take every
+step together; here such a team counts as one replica.
 
-Averages weigh by samples: gradients by those of the item, weights by those that a replica was
-trained on. BatchNorm's running statistics are averaged with the weights; with gradients, the
-moments of those who are averaged are pooled. The optimizer's state stays with the replica.
+Averages are weighted by samples: those of the item for gradients, and those that a replica was
+trained on for weights. BatchNorm's running statistics are averaged with the weights; with
+gradients, the replicas pool their BatchNorms' moments. Each keeps its optimizer's state.
 """
 
 import contextlib
@@ -51,12 +51,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Weights:
-    """What may be averaged of the stages of a rank.
-
-    Attributes:
-        parameters: by name.
-        statistics: BatchNorm's running means and variances, by name.
-    """
+    """The parameters of a rank's stages, and BatchNorm's running means and variances, by name."""
 
     parameters: Mapping[str, Tensor]
     statistics: Mapping[str, Tensor]
@@ -68,12 +63,12 @@ class Weights:
 
 
 class LeftOver(NamedTuple):
-    """What a replica knows when the store is lost where all have met.
+    """What a replica knows when the store is lost.
 
     Attributes:
-        step: steps that the items belong to which were drawn by then.
+        step: number of steps of which items were drawn by then.
         seen: the table, from `Table.seen`.
-        parcels: the rows that this rank has told of since the last checkpoint.
+        parcels: the rows that this rank has sent since the last checkpoint.
     """
 
     step: int
@@ -82,18 +77,14 @@ class LeftOver(NamedTuple):
 
 
 class OwnSteps:
-    """A strategy of replicas that take steps of their own; see `Strategy`.
-
-    Args:
-        options: what is averaged, how often, and where items come from.
-        course: the steps of the run.
-        place: this rank among the others.
-        weights: those of this rank's stages.
-        recorded: what each replica is to do again; None if it is free.
+    """A strategy of replicas that take steps of their own; with `recorded`, they do that again.
 
     Attributes:
+        peers: the ranks of this replica.
         company: the replicas that are left.
     """
+
+    _member_type: type[Member]
 
     def __init__(
         self,
@@ -105,10 +96,7 @@ class OwnSteps:
     ) -> None:
         self.peers, self._whole_course, self._place = place.peers, course, place
         self._course = course = replace(course, num_replicas=course.num_replicas // place.team_size)
-        gradients, from_pool = options.average == "gradients", options.items == "pool"
-        looks_ahead = from_pool and options.workers > 0 and recorded is None
-        every = options.average_every or 0
-        self._rules = Rules(course, every, gradients, from_pool, looks_ahead)
+        self._rules = _make_rules(options, course, is_free=recorded is None)
         self._options, self._weights, self._recorded = options, weights, recorded
         self._exchange = Exchange(place.between, place.links)
         self._compressor = make_compressor(options, self._exchange, weights.parameters)
@@ -120,59 +108,50 @@ class OwnSteps:
         self.company = Company(place, course.num_replicas, outlives=outlives)
         self._has_server = place.num_teams > course.num_replicas
         self._outbox = Outbox(self.company.store, place.rank)
-        self._untold: list[dict[str, Any]] = []  # rows of metrics.jsonl
-        # On the first rank of the pipeline, once it runs.
+        self._untold: list[dict[str, Any]] = []  # rows of metrics.jsonl that were not sent yet
+        # The first rank of the pipeline has this once it runs.
         self._member: Member | ServerMember | None = None
-        self._partner = ALL  # with whom weights are averaged next
-        self._came_back: dict[str, int] | None = None  # row of a replica that was lost before
-        self._samples = 0  # that the replica was trained on since it was averaged
-        self._samples_at_end: int | None = None  # once that has come
-        self._new_samples: int | None = None  # of the last item; None if it was given back
-        self._is_full = True  # the batch of the last item
+        self._partner = ALL  # the replica with which weights are averaged next
+        self._came_back: dict[str, int] | None = None  # the row of a replica that was lost before
+        self._samples = 0  # the replica was trained on these since it was averaged
+        self._samples_at_end: int | None = None
+        self._last_samples: int | None = None  # samples of the last item; None if it was given back
+        self._is_full = True  # whether the last item had a full batch
         self._num_items = self._num_averages = self._num_samples = 0
-        self._num_partial, self._partial_seconds = 0, 0.0  # of the items, and of work on them
+        self._num_partial, self._partial_seconds = 0, 0.0  # items that had no full batch
         self._diary = Diary()
         self._prepare()
 
     def _prepare(self) -> None:
         """Prepare what only this strategy needs; all ranks do so together."""
 
-    def _make_member(self, table: SharedTable, recorded: Recorded | None) -> Member:
-        """Return this replica's part in the table."""
-        raise NotImplementedError
-
     def _apply(self, means: list[Tensor]) -> list[Tensor]:
         """Return the new weights, given their means; running statistics come last in both."""
         return means
 
     def _samples_after(self, total: Tensor) -> int:
-        """Return how many samples stand behind the new weights.
+        """Return how many samples stand behind the new weights, which are a mean.
 
-        Args:
-            total: those behind all weights that they are the mean of, a scalar on the device.
+        `total` stands behind all weights that were averaged, a scalar on the device.
         """
-        raise NotImplementedError
+        return 0
 
     def _give(self, number: int) -> None:
-        """Give the weights for an average, by its number, and go on without waiting for it."""
+        """Give the weights for the average with this number, and go on without waiting for it."""
         raise NotImplementedError
 
     def _before_rest(self, stop: bool) -> None:
-        """Leave nothing under way between the ranks, all of which rest.
-
-        Args:
-            stop: whether the run ends.
-        """
+        """Leave nothing under way between the ranks, all of which rest or stop."""
 
     def restore(self, progress: Mapping[str, Any], kept: Sequence[int]) -> None:
         """Go on where an earlier run has rested; its tensors are in `tensors` already.
 
         Args:
-            progress: what that run's strategy returned.
+            progress: what that run's `progress` returned.
             kept: the replicas whose states it has kept; the others begin with that of the first.
 
         Raises:
-            ValueError: it is malformed, or of another number of replicas.
+            ValueError: the progress is malformed, or of another number of replicas.
         """
         size = self._course.num_replicas
         first = self.company.first = resumed_table(progress, size, has_server=self._has_server)
@@ -201,13 +180,13 @@ class OwnSteps:
                 loop.rest(self._course.num_steps, stop=False)
 
     def _do(self, decision: Decision, loop: Loop) -> Iterator[Item]:
-        """Do what was decided, and yield the item to take a step with, if that is it."""
+        """Do what was decided; if it is to take an item, yield that."""
         kind, number, ahead = decision
         if kind is Kind.TAKE:
             before = self._diary.seconds["worked"]
             with self._diary.doing("worked"):
                 yield self._own_share(number, ahead)
-            if self._new_samples is not None:
+            if self._last_samples is not None:
                 self._num_items += 1
                 if not self._is_full:
                     self._num_partial += 1
@@ -233,13 +212,13 @@ class OwnSteps:
             with self._diary.doing("saved"):
                 loop.complete()
                 loop.flush()
-            agree(NOTHING_WANTED, self.peers)  # or one of them could do so after the rest
+            agree(NOTHING_WANTED, self.peers)  # or a peer could still send rows after the rest
         else:
             assert kind in (Kind.REST, Kind.STOP)
             with self._diary.doing("saved"):
                 self._before_rest(kind is Kind.STOP)
                 loop.rest(number, stop=kind is Kind.STOP)
-            self._outbox.forget()  # the checkpoint counts on what was sent
+            self._outbox.forget()  # the rows are in the files that belong to the checkpoint
 
     def _evaluate(self, epoch: int, loop: Loop) -> None:
         with self._diary.doing("evaluated"):
@@ -249,12 +228,12 @@ class OwnSteps:
     def _next_decision(self) -> Decision:
         with self._diary.doing("waited"):
             decision = self.company.decisions.next()
-        if self.company.outlives:  # this rank may die before it tells of it later
+        if self.company.outlives:  # this rank may die before it can tell later
             self._tell()
         return decision
 
     def _tell(self) -> None:
-        """Send what this rank knows to the one that writes the run's files."""
+        """Send what this rank has done to the one that writes the run's files."""
         parcel = {"events": self._take_events(), "metrics": self._untold}
         self._untold = []
         if any(parcel.values()):
@@ -265,22 +244,26 @@ class OwnSteps:
         """Keep a row of metrics.jsonl for the rank that writes it."""
         self._untold.append(row)
 
+    @property
+    def _own_record(self) -> Recorded | None:
+        return None if self._recorded is None else self._recorded[self._place.team]
+
     def _decide(self, table: SharedTable) -> Iterator[Decision | None]:
         """Return what makes the decisions of this replica, on its first rank."""
-        recorded = None if self._recorded is None else self._recorded[self._place.team]
-        self._member = member = self._make_member(table, recorded)
+        member = self._member_type(table, self._place.team, self._rules, self._own_record)
+        self._member = member
         member.events += [] if self._came_back is None else [self._came_back]
         return decide(member)
 
     def _own_share(self, item: int, ahead: int) -> Item:
-        """Return what this rank computes of an item of its team, and may read ahead."""
+        """Return this rank's share of an item of its team, with the shares to read ahead."""
         own = self._own_items(item)
         if not self._rules.from_pool and self._recorded is None:
             return Item(own[0], ahead=own[1:])
         return Item(own[0], ahead=self._own_items(ahead)[:1] if ahead >= 0 else ())
 
     def _own_items(self, item: int) -> range:
-        """Return this rank's shares of an item, and of those with fixed items after it."""
+        """Return this rank's share of an item, and of the fixed items until the evaluation."""
         step, team = divmod(item, self._course.num_replicas)
         share = team * self._place.team_size + self._place.of_team
         return self._whole_course.items(step, self._course.next_evaluation(step), share)
@@ -298,12 +281,12 @@ class OwnSteps:
         A gradient that is not finite is not sent: its item counts as one without samples. A step
         without samples is not taken, unless other replicas have some.
         """
-        self._new_samples = num_samples
+        self._last_samples = num_samples
         kind, partner, _ = self._next_decision() if self._rules.gradients else OWN_GRADIENTS
         if kind is Kind.AVERAGE:
             return self._average_gradients(gradients, moments, is_finite, num_samples, partner)
         if kind is Kind.NO_STEP:
-            self._new_samples = None
+            self._last_samples = None
         is_taken = kind is Kind.OWN_GRADIENTS and num_samples > 0
         return Outcome(moments, None if is_taken else torch.zeros_like(is_finite))
 
@@ -358,14 +341,15 @@ class OwnSteps:
             self._count_samples(self._samples_after(total))
 
     def _unless_lost(self, exchange: Callable[[], T], partner: int) -> T | None:
-        """Exchange something with a partner; None if that is lost meanwhile, for any rank of it."""
+        """Exchange something with a partner; return None if a rank of it is lost meanwhile."""
         if not self.company.outlives or partner == ALL:
             return exchange()
+        # If the exchange fails, what compression has left out is as before.
         before = {name: tensor.clone() for name, tensor in self.tensors().items()}
         result, is_done = attempt(exchange, self.peers)
         if is_done:
             return result
-        for name, tensor in self.tensors().items():  # what compression has left out
+        for name, tensor in self.tensors().items():
             tensor.copy_(before[name])
         if isinstance(self._member, Member):
             with contextlib.suppress(StoreLostError):
@@ -387,14 +371,14 @@ class OwnSteps:
     def hear(self, agreement: Agreement, *, is_full: bool = True) -> None:
         """Close the pool if a rank of this replica wants a checkpoint, or to stop."""
         self._is_full = is_full
-        self._count_samples(self._samples + (self._new_samples or 0))
-        self._num_samples += self._new_samples or 0
+        self._count_samples(self._samples + (self._last_samples or 0))
+        self._num_samples += self._last_samples or 0
         if self._member is not None and (agreement.save or agreement.stop):
             with contextlib.suppress(StoreLostError):
                 self._member.close(stop=agreement.stop)
 
     def _ask_to_save(self) -> None:
-        """Close the pool."""
+        """Close the pool, so that all rest, and save."""
         if self._member is not None:
             with contextlib.suppress(StoreLostError):
                 self._member.close()
@@ -402,16 +386,15 @@ class OwnSteps:
     def average_at_the_end(self, left: Counterparts) -> None:
         """Make all replicas equal after the last step; their ranks call this together.
 
-        This is an average of weights like any other, of all replicas, unless the last step ended
-        with one. With gradients, it is the only one of weights, and counts all samples since the
-        start. It is never compressed.
+        This averages the weights of all replicas, unless the last step has done so. If gradients
+        are averaged otherwise, it counts all samples since the start. It is never compressed.
 
         Args:
             left: the ranks with the same stages of the replicas that are left.
         """
         if self._samples_at_end is None:
             self._samples_at_end = self._samples
-        self._samples = self._samples_at_end  # also if this is tried once more
+        self._samples = self._samples_at_end  # as before, if a loss makes all try again
         num_bytes = self._exchange.bytes_sent
         self._averages = self._exchange = Exchange(left)
         self._exchange.bytes_sent = num_bytes
@@ -423,7 +406,7 @@ class OwnSteps:
         self._tell()
 
     def progress(self) -> Mapping[str, Any]:
-        """Return how far each replica is, for a checkpoint; all ranks of a pipeline do so together.
+        """Return how far each replica is, for a checkpoint; all ranks of a pipeline call this.
 
         A later run goes on with it and with the tensors of `tensors` and `stored`.
         """
@@ -431,8 +414,8 @@ class OwnSteps:
         return all_gather_values(own, *self.peers)[0]
 
     def left_over(self) -> LeftOver:
-        """Return what is known of all replicas once the store is lost; its ranks do so together."""
-        if self._samples_at_end is not None:  # the last average does not count
+        """Return what is known of all replicas once the store is lost; all ranks call this."""
+        if self._samples_at_end is not None:  # the last average is not complete, and not counted
             self._count_samples(self._samples_at_end)
         own = None
         if self._member is not None:
@@ -443,24 +426,24 @@ class OwnSteps:
         return LeftOver(step, seen, self._outbox.kept)
 
     def _take_events(self) -> list[dict[str, Any]]:
-        """Return what this replica has done since it was last asked, on its first rank."""
-        told = self._diary.take_rows(self._place.team)  # or the others' would pile up
+        """Return what this replica has done since the last call, on its first rank."""
+        told = self._diary.take_rows(self._place.team)  # on other ranks too, or they would pile up
         if self._member is None:
             return []
         events, self._member.events = self._member.events, []
         return events + told
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """Return what compressed averages have left out, and what the next one begins with."""
+        """Return what the compressor keeps: residuals, and the memory of the next average."""
         compressor = self._compressor
         return {} if compressor is None else compressor.residuals() | compressor.memory()
 
     def stored(self) -> Mapping[str, Tensor]:
-        """Return what it keeps in a file, which changes only after a `Loop.flush`."""
+        """Return the tensors that are mapped files; they change only after a `Loop.flush`."""
         return {}
 
     def account(self) -> Mapping[str, Any]:
-        """Return what this rank has done, for summary.json: counts, seconds and bytes by name."""
+        """Return counts, seconds and bytes of this rank by name, for summary.json."""
         seconds = self._diary.seconds
         return {
             "items": self._num_items,
@@ -473,3 +456,19 @@ class OwnSteps:
             "averaging_seconds": seconds["averaged"],
             "bytes_sent": self._exchange.bytes_sent,
         }
+
+
+def _make_rules(options: TrainConfig, course: Course, *, is_free: bool) -> Rules:
+    from_pool = options.items == "pool"
+    return Rules(
+        course,
+        options.average_every or 0,
+        gradients=options.average == "gradients",
+        from_pool=from_pool,
+        looks_ahead=from_pool and options.workers > 0 and is_free,
+        overlap=(options.overlap or 0) if course.num_replicas > 1 else 0,
+        in_sets=options.pairs == "sets",
+        answers_after_item=options.answer == "item",
+        staleness=options.staleness if isinstance(options.staleness, int) else None,
+        seed=options.seed,
+    )

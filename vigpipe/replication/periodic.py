@@ -6,8 +6,8 @@ gradients  AllReduce-GCN, Y. Zhang, "Efficient Asynchronous GCN Training on a GP
            the replicas drift apart. With TAU = 1 it is synchronous training.
 weights    Local SGD, Stich, arXiv:1805.09767: after every TAU steps all replicas take the mean of
            their weights. With a TAU as long as the run it is one-shot averaging.
-outer      DiLoCo, Douillard et al., arXiv:2311.08105, algorithm 1: what the mean differs by from
-           the weights after the last average drives an optimizer of its own (`replication.outer`).
+outer      DiLoCo, Douillard et al., arXiv:2311.08105, algorithm 1: the difference between the mean
+           and the weights after the last average drives another optimizer (`replication.outer`).
 
 --overlap  DaSGD, Zhou et al., arXiv:2006.00441: a replica leaves a copy of its weights, and goes on
            without waiting. After exactly K steps of its own it adds what the average has changed:
@@ -28,36 +28,15 @@ from torch import Tensor
 
 from vigpipe.replication.averages import Differences
 from vigpipe.replication.decisions import ALL, NO_STEP, OWN_GRADIENTS, Decision, Kind
-from vigpipe.replication.member import Member, Rules, Waiting
+from vigpipe.replication.member import Member, Waiting
 from vigpipe.replication.outer import Outer
 from vigpipe.replication.own_steps import OwnSteps
-from vigpipe.replication.record import Recorded
-from vigpipe.replication.table import SharedTable, Table
+from vigpipe.replication.table import Table
 from vigpipe.replication.travel import Travel
 
 
 class PeriodicMember(Member):
-    """A replica that is averaged with all others; see `Member`.
-
-    Args:
-        table: the table of all replicas.
-        replica_index: which of them this is.
-        rules: what the options say.
-        recorded: what it is to do again; None if it is free.
-        overlap: K, own steps after which an average is applied; with 0 it waits for each.
-    """
-
-    def __init__(
-        self,
-        table: SharedTable,
-        replica_index: int,
-        rules: Rules,
-        recorded: Recorded | None = None,
-        *,
-        overlap: int = 0,
-    ) -> None:
-        super().__init__(table, replica_index, rules, recorded)
-        self._overlap = overlap
+    """A replica that is averaged with all others."""
 
     def average(self, *, in_step: bool) -> Waiting[Decision]:
         """Come to the next average if it is due, or apply the last one; wait until all have come.
@@ -70,17 +49,15 @@ class PeriodicMember(Member):
             return (yield from self._receive(table.joined[self._index]))
         if not is_due:
             return OWN_GRADIENTS
-        if self._overlap:
+        if self.rules.overlap:
             return self._give()
         if not (yield from self._join()):
             return NO_STEP
         return Decision(Kind.AVERAGE, ALL)
 
     def finish(self) -> Waiting[bool]:
-        """Have nothing left to do; see `Member`.
-
-        An item that another replica has drawn but not begun may bring one more average of all.
-        """
+        """Say that nothing is left to do; see `Member`."""
+        # An item that another replica has drawn but not begun may make one more average due.
         while max((table := self._table.read()).ahead) >= 0:
             if self._is_closed(table):
                 return False
@@ -91,14 +68,12 @@ class PeriodicMember(Member):
         return not (for_good and (self._is_due(table) or table.given[self._index] >= 0))
 
     def _has_overlapped(self, table: Table, given: int) -> bool:
-        """Whether an average must be applied, of weights that were given after so many steps."""
+        """Whether an average must be applied for which weights were given after `given` steps."""
         num_steps = table.taken[self._index] - given
         has_item = table.leases[self._index] >= 0 or self._next_item(table) is not None
-        return num_steps >= self._overlap or not has_item
+        return num_steps >= self.rules.overlap or not has_item
 
     def _give(self) -> Decision:
-        """Give weights for the next average, and go on."""
-
         def give(table: Table) -> tuple[int, int]:
             table.joined[self._index] += 1
             table.given[self._index] = table.taken[self._index]
@@ -128,15 +103,13 @@ class PeriodicMember(Member):
         With fixed items one is due after every TAU of its own. With a pool one is due once the pool
         has handed out as many for each replica. In a record it is due where it was.
 
-        Args:
-            table: the table.
-            num_open: steps that the replica is about to have taken: 1 in the midst of one, else 0.
+        `num_open` is 1 if the replica has computed the gradients of a step that it has not taken.
         """
         num_taken = table.taken[self._index] + num_open
         if self._recorded is not None:
             num_due = bisect_right(self._recorded.averages, num_taken)
             if not num_open and num_taken == len(self._recorded.items):
-                num_due = len(self._recorded.averages)  # whatever is left comes now
+                num_due = len(self._recorded.averages)  # all that are left are due now
         elif self.rules.from_pool:
             num_due = table.num_begun // (self.rules.average_every * self.rules.course.num_replicas)
         else:
@@ -144,11 +117,9 @@ class PeriodicMember(Member):
         return num_due > table.joined[self._index]
 
     def _join(self) -> Waiting[bool]:
-        """Come to the next average, and wait until every replica has.
+        """Come to the next average, and wait for every replica; return whether it takes place.
 
-        Returns:
-            Whether the average takes place. It does not if the pool was closed before all have
-            come; the replica has then left again.
+        It does not if the pool was closed before all have come; the replica has then left again.
         """
 
         def come(table: Table) -> int:
@@ -172,10 +143,11 @@ class PeriodicMember(Member):
 
 
 class Periodic(OwnSteps):
-    """The strategy of ranks whose replicas are averaged now and then; see `OwnSteps`."""
+    """The strategy of ranks whose replicas are all averaged every TAU steps."""
 
+    _member_type = PeriodicMember
     _outer: Outer | None = None
-    _travel: Travel | None = None  # with --overlap; a replica alone waits for nobody
+    _travel: Travel | None = None  # only with --overlap, and other replicas
 
     def _prepare(self) -> None:
         options = self._options
@@ -186,15 +158,11 @@ class Periodic(OwnSteps):
             self._outer = Outer(weights, options.outer_lr, options.outer_momentum)
             if self._compressor is not None:
                 self._averages = Differences(self._compressor, self._exchange, self._outer.old)
-        if options.overlap and self._course.num_replicas > 1:
+        if self._rules.overlap:
             self._travel = Travel(self._weights.averaged, self._averages, self.company.store)
 
-    def _make_member(self, table: SharedTable, recorded: Recorded | None) -> Member:
-        overlap = 0 if self._travel is None else self._options.overlap or 0
-        return PeriodicMember(table, self._place.team, self._rules, recorded, overlap=overlap)
-
     def restore(self, progress: Mapping[str, Any], kept: Sequence[int]) -> None:
-        """Go on where an earlier run has rested, with an average that was under way."""
+        """Go on where an earlier run has rested, perhaps with an average under way."""
         super().restore(progress, kept)
         first, team = self.company.first, self._place.team
         if self._travel is not None and first.given[team] >= 0:
@@ -232,11 +200,8 @@ class Periodic(OwnSteps):
         num_parameters = len(self._weights.parameters)
         return [*self._outer.step(means[:num_parameters]), *means[num_parameters:]]
 
-    def _samples_after(self, total: Tensor) -> int:
-        return 0
-
     def tensors(self) -> Mapping[str, Tensor]:
-        """Return the state of the outer optimizer, what was left out, and what is under way."""
+        """Return the state of compression, of the outer optimizer, and of an average under way."""
         tensors = dict(super().tensors())
         tensors |= {} if self._outer is None else self._outer.tensors()
         return tensors if self._travel is None else tensors | self._travel.tensors()

@@ -1,23 +1,23 @@
 """Replicas compute gradients, and a parameter server applies them as they come.
 
 Before each item, a worker pulls the weights, and after it pushes its gradient. The server has the
-optimizer of the run. Of a gradient it knows how many others were applied since its weights were
-pulled, its staleness s, and takes a step with the learning rate times 1 / (1 + 0.1 s):
+optimizer of the run. The staleness s of a gradient is the number of others that were applied since
+its weights were pulled. The server takes a step with the learning rate times 1 / (1 + 0.1 s):
 
     damping    1     0.91   0.83   0.5
     s          0     1      2      10
 
-Nobody waits for anybody but the server, unless --staleness bounds how far a worker may be ahead.
-The learning rate follows the number of gradients taken: D of them are a step. A gradient counts as
-one of its own, so a run takes D times as many optimizer steps as a synchronous one.
+A worker waits for nobody but the server, unless --staleness bounds how far it may be ahead. The
+learning rate follows the number of gradients taken: D of them count as a step. But the optimizer
+takes a step for each, so D times as many as in a synchronous run.
 
-For a model of several stages there is a server of as many ranks, each with the stages of the
-workers' rank in its place. The first one decides the order of all pulls and pushes, the others
-follow (`replication.serving`), so the stages do not show in the numbers. BatchNorm's running
-statistics and the moving average are the server's.
+For a model of several stages the server has as many ranks as a worker, each with the same stages as
+the worker's. The first one decides the order of all pulls and pushes, the others follow
+(`replication.serving`), so the numbers do not depend on the stages. The server has BatchNorm's
+running statistics and the moving average.
 
-For P numbers in float32, a worker sends 4 P bytes for an item, and the server as many: all of D
-workers make 4 P D each way through one rank, where a ring moves less than 8 P through each.
+For P numbers in float32, a worker sends 4 P bytes for an item, and the server as many: D workers
+make 4 P D bytes each way through one rank, where a ring moves less than 8 P through each.
 """
 
 import contextlib
@@ -48,11 +48,11 @@ from vigpipe.replication.strategy import Item, Loop, Outcome, Pushed
 from vigpipe.replication.table import SharedTable
 
 T = TypeVar("T")
-_NUM_FACTS = 3  # item, samples and loss, which come before the moments
+_NUM_FACTS = 3  # item, samples and loss are sent before the moments
 
 
 class _WithServer(OwnSteps):
-    """What a worker and the server have in common; see `OwnSteps`."""
+    """What a worker and the server have in common."""
 
     def _prepare(self) -> None:
         # NCCL opens its connections in the first exchange, which must be one of all ranks.
@@ -65,7 +65,7 @@ class _WithServer(OwnSteps):
 
     @property
     def _server(self) -> int:
-        """Place of the server among the ranks with the same stages: the last."""
+        """Index of the server among the ranks with the same stages: it is the last."""
         return self._course.num_replicas
 
     def average_at_the_end(self, left: Counterparts) -> None:
@@ -73,29 +73,21 @@ class _WithServer(OwnSteps):
 
 
 class Worker(_WithServer):
-    """The strategy of a rank that computes gradients; see `OwnSteps`."""
+    """The strategy of a rank that computes gradients."""
 
     def _decide(self, table: SharedTable) -> Iterator[Decision | None]:
-        recorded = None if self._recorded is None else self._recorded[self._place.team]
-        staleness = self._options.staleness
-        self._member = WorkerMember(
-            table,
-            self._place.team,
-            self._rules,
-            recorded,
-            staleness=staleness if isinstance(staleness, int) else None,
-        )
+        self._member = WorkerMember(table, self._place.team, self._rules, self._own_record)
         return ask(self._member)
 
     def _do(self, decision: Decision, loop: Loop) -> Iterator[Item]:
         if decision.kind is Kind.PULL:
             self._pull()
             return
-        self._item = decision.number  # if it takes one
+        self._item = decision.number  # for TAKE
         yield from super()._do(decision, loop)
 
     def _ask_to_save(self) -> None:
-        """Do nothing: the server does, before it lets all go on."""
+        """Do nothing: the server asks, before it lets all go on."""
 
     @torch.no_grad()
     def _pull(self) -> None:
@@ -112,12 +104,12 @@ class Worker(_WithServer):
         num_samples: int,
         loss: Tensor | None,
     ) -> Outcome:
-        """Give the gradients to the server, unless some are not finite, or of no samples."""
+        """Give the gradients to the server, unless some are not finite or the item is empty."""
         is_good = bool(holds_everywhere(is_finite, self.peers))
-        self._new_samples = num_given = num_samples if is_good else 0
+        self._last_samples = num_given = num_samples if is_good else 0
         if isinstance(self._member, WorkerMember):
             self._member.num_given = num_given if is_good else NOT_FINITE
-        self._next_decision()  # to push
+        self._next_decision()  # PUSH
         if num_given:
             with self._averaging():
                 facts = moments.new_tensor([self._item, num_given, math.nan])
@@ -130,11 +122,11 @@ class Worker(_WithServer):
 
 
 class Server(_WithServer):
-    """The strategy of a rank that applies the gradients of all workers; see `OwnSteps`."""
+    """The strategy of a rank that applies the gradients of all workers."""
 
     def _prepare(self) -> None:
         super()._prepare()
-        self._pulled_at: dict[int, tuple[int, float]] = {}  # version and time, by worker
+        self._pulled_at: dict[int, tuple[int, float]] = {}  # by worker: version and time
         self._staleness: Counter[int] = Counter()
         self._num_updates = self._num_served = 0
 
@@ -169,7 +161,7 @@ class Server(_WithServer):
         if isinstance(self._member, ServerMember):  # on the first rank
             try:
                 is_accepted = self._member.accept(worker)
-            except StoreLostError:  # which the next decision says to all
+            except StoreLostError:  # the next decision tells all ranks
                 is_accepted = False
         if not agree(Status(finite=is_accepted), self.peers).finite:
             return
@@ -183,7 +175,7 @@ class Server(_WithServer):
         self._num_served += 1
 
     def _with(self, worker: int, exchange: Callable[[], T]) -> T | None:
-        """Exchange something with a worker; None if that is lost meanwhile, for any rank of it."""
+        """Exchange something with a worker; return None if a rank of it is lost meanwhile."""
         result, is_done = attempt(exchange, self.peers)
         if is_done:
             return result
@@ -195,7 +187,6 @@ class Server(_WithServer):
 
     @torch.no_grad()
     def _receive(self, worker: int, step: int) -> Pushed:
-        """Receive the gradients of a worker, and put them where the optimizer finds them."""
         some = self._parameters[0]
         like = some.new_empty(self._num_facts, dtype=torch.float64)
         (facts,) = self._exchange.receive([like], worker)
@@ -218,9 +209,6 @@ class Server(_WithServer):
         )
 
     def account(self) -> Mapping[str, Any]:
-        """Return what the server has done, as far as this rank knows.
-
-        The updates are those of the whole run, all else is since this start.
-        """
+        """Return counts, seconds and bytes of this start, and the updates of the whole run."""
         by_staleness = {str(s): n for s, n in sorted(self._staleness.items())}
         return {**super().account(), "updates": self._num_updates, "staleness": by_staleness}

@@ -1,15 +1,14 @@
-"""What a parameter server and its workers do next, in which order, as their first ranks see it.
+"""Decide, on their first ranks, what a parameter server and its workers do next.
 
 A worker asks in the table for weights, and later to give its gradient; each time it draws a ticket.
 The server takes the lowest ticket first, so the tickets are the order of all pulls and pushes.
 
-Some items must wait. With --staleness S, a worker may have taken S items more than the slowest that
-is not finished. And no item of the next epoch begins before the gradients of the last one are all
-there: then all rest, and share the evaluation.
+Some items must wait. With --staleness S, a worker may have taken at most S items more than the
+slowest that is not finished. And no item of the next epoch begins before all gradients of the last
+one have come: then all rest, and share the evaluation.
 
-A record is done again in its order: a worker pulls when as many gradients are applied as were then,
-and the server takes their gradients in the recorded order. It lets all rest when nobody has an open
-item.
+To repeat a record, a worker pulls weights after as many updates as then, and the server takes the
+gradients in the recorded order. It lets all rest when nobody has an open item.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,12 +21,12 @@ from vigpipe.replication.member import Member, NoItem, Rules, Waiting
 from vigpipe.replication.record import Push, Recorded
 from vigpipe.replication.table import SharedTable, Table
 
-NOT_FINITE = -1  # instead of the number of samples that stand behind a gradient
+NOT_FINITE = -1  # instead of the number of samples of a gradient
 _DAMPING = 0.1
 
 
 def damping(staleness: int) -> float:
-    """Return what the learning rate is multiplied by for a gradient that comes late.
+    """Return the factor of the learning rate for a gradient that comes late.
 
     Args:
         staleness: gradients of others that were applied since its weights were pulled.
@@ -36,7 +35,7 @@ def damping(staleness: int) -> float:
 
 
 def ask(worker: "WorkerMember") -> Iterator[Decision | None]:
-    """Make the decisions of a worker, on its first rank; see `own_steps.decide`."""
+    """Yield the decisions of a worker, and None while it waits."""
     while True:
         item = worker.take()
         if item is NoItem.CLOSED:
@@ -58,7 +57,7 @@ def ask(worker: "WorkerMember") -> Iterator[Decision | None]:
 
 
 def serve(server: "ServerMember") -> Iterator[Decision | None]:
-    """Make the decisions of the server, on its first rank."""
+    """Yield the decisions of the server, and None while it waits."""
     while True:
         decision = server.serve()
         if decision is not None:
@@ -66,7 +65,7 @@ def serve(server: "ServerMember") -> Iterator[Decision | None]:
         elif server.rests():
             yield from _evaluation(server, server.see())
             server.answer()
-            if server.rested.saves:  # the checkpoint counts on the rows of all gradients
+            if server.rested.saves:  # the rows of all gradients belong to the checkpoint
                 yield Decision(Kind.TELL)
             yield from _decisions_of_rest(server.rested, server.rules.course)
         elif server.ends():
@@ -78,7 +77,7 @@ def serve(server: "ServerMember") -> Iterator[Decision | None]:
 
 
 def _evaluation(member: "WorkerMember | ServerMember", table: Table) -> Iterator[Decision]:
-    """Evaluate with all others while they rest, if that is why they do."""
+    """Evaluate with all others while they rest, if they rest for that."""
     if table.evaluated != member.evaluated:
         member.evaluated = table.evaluated
         course = member.rules.course
@@ -86,13 +85,12 @@ def _evaluation(member: "WorkerMember | ServerMember", table: Table) -> Iterator
 
 
 def _decisions_of_rest(table: Table, course: Course) -> Iterator[Decision]:
-    """Save, and perhaps stop, if the answer of the server says so."""
     if table.saves:
         yield Decision(Kind.STOP if table.stops else Kind.REST, course.steps_with(table.rested))
 
 
 def _evaluation_due(table: Table, course: Course) -> int:
-    """Return after how many steps the weights must be evaluated next."""
+    """Return after how many steps the next evaluation is due."""
     return course.next_evaluation((table.evaluated + 1) // course.num_replicas)
 
 
@@ -101,17 +99,10 @@ def _draw_ticket(table: Table, worker: int) -> None:
 
 
 class WorkerMember(Member):
-    """A replica that pulls weights from the server and pushes gradients to it; see `Member`.
-
-    Args:
-        table: the table of all replicas.
-        replica_index: which of them this is.
-        rules: what the options say.
-        recorded: what it is to do again; None if it is free.
-        staleness: how many items it may be ahead of the slowest; None for no limit.
+    """A replica that pulls weights from the server and pushes gradients to it.
 
     Attributes:
-        num_given: samples behind the gradient that it pushes next, 0 for none, or NOT_FINITE.
+        num_given: samples of the gradient that it pushes next, 0 for none, or NOT_FINITE.
         evaluated: the last item before the last evaluation; -1 for none.
     """
 
@@ -121,11 +112,8 @@ class WorkerMember(Member):
         replica_index: int,
         rules: Rules,
         recorded: Recorded | None = None,
-        *,
-        staleness: int | None = None,
     ) -> None:
         super().__init__(table, replica_index, rules, recorded)
-        self._staleness = staleness
         self.num_given = 0
         self.evaluated = table.read().evaluated
 
@@ -150,18 +138,18 @@ class WorkerMember(Member):
         self._table.change(change)
 
     def rest_with_the_server(self) -> Iterator[Decision | None]:
-        """Rest because the pool is closed, and do what the server lets all do then."""
+        """Rest because the pool is closed, and evaluate, save or stop if the server says so."""
 
         def change(table: Table) -> int:
             table.rests[self._index] = table.closings
             return table.closings
 
-        number = self._table.change(change)
-        while not (table := self._table.read()).all_rest(number):
+        closing = self._table.change(change)
+        while not (table := self._table.read()).all_rest(closing):
             yield None
-        if table.answered < number:  # or there was nothing to evaluate, and others have gone on
+        if table.answered < closing:  # else nothing was to be evaluated, and others have gone on
             yield from _evaluation(self, table)
-        while (table := self._table.read()).answered < number:
+        while (table := self._table.read()).answered < closing:
             yield None
         yield from _decisions_of_rest(table, self.rules.course)
 
@@ -171,12 +159,12 @@ class WorkerMember(Member):
         return False
 
     def wait_for_the_server(self) -> Waiting[None]:
-        """Wait until the server has taken the gradient, or passed it over."""
+        """Wait until the server has taken the gradient, or has skipped it."""
         while self._table.read().tickets[self._index] >= 0:
             yield
 
     def wait_to_begin(self) -> Waiting[None]:
-        """Wait until the next item may begin, or all are to rest."""
+        """Wait until the next item may begin, or all must rest."""
         while True:
             table = self._table.read()
             item = self._next_item(table)
@@ -194,22 +182,17 @@ class WorkerMember(Member):
             return False
         if self._recorded is not None:
             return table.updates >= self._recorded.pushes[num_taken].pulled
-        if self._staleness is None:
+        if self.rules.staleness is None:
             return True
         slowest = min(n for n, ends in zip(table.taken, table.finished, strict=True) if not ends)
-        return num_taken - slowest <= self._staleness
+        return num_taken - slowest <= self.rules.staleness
 
     def _may_leave(self, table: Table, *, for_good: bool) -> bool:
         return True
 
 
 class ServerMember:
-    """The server, as its first rank sees it.
-
-    Args:
-        table: the table of all replicas.
-        rules: what the options say.
-        recorded: what each replica is to do again; None if they are free.
+    """The server, as its first rank sees it. With `recorded`, all replicas do that again.
 
     Attributes:
         rules: what the options say.
@@ -228,9 +211,9 @@ class ServerMember:
         self.events: list[dict[str, int]] = []
 
     def serve(self) -> Decision | None:
-        """Return which worker may pull, or push, next; None if none may.
+        """Decide which worker may pull or push next; return None if none may.
 
-        A pull is counted at once. A push counts once it is accepted.
+        A pull counts at once, a push once it is accepted.
         """
         table = self._table.read()
         worker = self._next_worker(table)
@@ -246,7 +229,7 @@ class ServerMember:
         return Decision(Kind.PULL, worker)
 
     def rests(self) -> bool:
-        """Whether all workers rest since this was last true."""
+        """Whether all workers follow a closing for which this was not true before."""
         table = self._table.last_seen
         if table.closings == self._num_rests or not table.all_rest(table.closings):
             return False
@@ -254,25 +237,25 @@ class ServerMember:
         return True
 
     def ends(self) -> bool:
-        """Whether all workers have nothing left to do; then they rest for good."""
+        """Whether all workers have nothing left to do."""
         table = self._table.read()
         if all(table.finished):
             self.rested = table
         return all(table.finished)
 
     def answer(self) -> None:
-        """Say how it goes on after a rest: whether all save, and whether they stop."""
+        """Decide how it goes on after a rest: whether all save, and whether they stop."""
         self._table.change(Table.answer)
         self.rested = self._table.last_seen
 
     def accept(self, worker: int) -> bool:
-        """Count the gradient of a worker, which has come to all ranks of the server.
+        """Count a worker's gradient, which all ranks of the server have received.
 
         Returns:
-            Whether it counts: its item is not another worker's by now, since this one was lost.
+            Whether it counts. It does not if the worker was lost, and its item is another's by now.
 
         Raises:
-            InputError: a record has led to other numbers than it says.
+            InputError: the repetition of a record has led to other numbers.
         """
         event = self._table.change(lambda table: self._take_gradient(table, worker))
         if event is None:
@@ -288,7 +271,7 @@ class ServerMember:
             raise RuntimeError("all workers are lost")
 
     def known(self) -> Table:
-        """Return the table as it was last seen: only the server counts gradients."""
+        """Return the table as it was last seen; the server has done nothing since."""
         return self._table.last_seen
 
     def close(self, *, stop: bool = False) -> None:
@@ -296,28 +279,27 @@ class ServerMember:
         _want_rest(self._table, stop=stop)
 
     def see(self) -> Table:
-        """Return the table as it is now; it must not be changed."""
+        """Return the table as it is now, for reading only."""
         return self._table.read()
 
     def _next_worker(self, table: Table) -> int | None:
-        """Return the worker whose turn it is."""
+        """Return the worker that the server serves next."""
         waiting = [w for w, ticket in enumerate(table.tickets) if ticket >= 0]
         if self._recorded is None:
             return min(waiting, key=lambda w: table.tickets[w], default=None)
         pulls = [w for w in waiting if table.pulled[w] < 0]
         if pulls:
             return pulls[0]
-        place = sum(table.taken) + 1
+        served = sum(table.taken) + 1
         for worker in waiting:
             push = self._next_push(table, worker)
-            if push is not None and push.served == place:
+            if push is not None and push.served == served:
                 others = (self._next_push(table, w) for w, p in enumerate(table.pulled) if p < 0)
                 if all(other is None or other.pulled >= push.version for other in others):
                     return worker
         return None
 
     def _next_push(self, table: Table, worker: int) -> Push | None:
-        """Return the next push of a worker in the record."""
         assert self._recorded is not None
         pushes, num_taken = self._recorded[worker].pushes, table.taken[worker]
         return pushes[num_taken] if num_taken < len(pushes) else None
@@ -329,7 +311,7 @@ class ServerMember:
         self._close(table)
 
     def _close(self, table: Table) -> None:
-        """Let all rest if that is wanted and may be."""
+        """Close the pool, so that all rest, if somebody wants that and it is possible now."""
         if table.wanted and self._may_close(table):
             table.wanted = False
             table.closings += not self._is_closed(table)
@@ -337,12 +319,8 @@ class ServerMember:
     def _take_gradient(self, table: Table, worker: int) -> dict[str, int] | None:
         if table.lost[worker]:
             return None
-        item, pulled, num_samples = (
-            table.leases[worker],
-            table.pulled[worker],
-            table.samples[worker],
-        )
-        table.updates += num_samples > 0
+        item, pulled = table.leases[worker], table.pulled[worker]
+        table.updates += table.samples[worker] > 0
         table.taken[worker] += 1
         table.tickets[worker] = -1
         table.last[worker], table.leases[worker], table.pulled[worker] = item, -1, -1
@@ -362,7 +340,6 @@ class ServerMember:
         return table.closings > self._num_rests
 
     def _check(self, event: dict[str, int]) -> None:
-        """Raise InputError unless an event is as it was recorded."""
         if self._recorded is None:
             return
         push = self._recorded[event["replica"]].pushes[event["step"] - 1]

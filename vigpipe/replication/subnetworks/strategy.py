@@ -1,9 +1,9 @@
-"""The strategy of independent sub-networks: rounds of own steps on channels that are drawn anew.
+"""The strategy of independent sub-networks: each round, every replica trains other channels.
 
-A round: the m replicas are given disjoint channels of the wide model, each trains its sub-model for
-TAU steps on all the data, in an order of its own and with a new optimizer, and all put their slices
-back. With --carry-moments the optimizer goes on with what was kept of these weights. An epoch of a
-sub-model is one pass over the data; E epochs are shared among the sub-models, so each takes
+In a round, the m replicas are given disjoint channels of the wide model, each trains its sub-model
+for TAU steps on all the data, in an order of its own and with a new optimizer, and all put their
+slices back. With --carry-moments the optimizer goes on with the stored moments of these weights. An
+epoch of a sub-model is one pass over the data; the sub-models share E epochs, so each takes
 ceil(E / m).
 """
 
@@ -18,7 +18,6 @@ from vigpipe.launch.device import return_freed_memory
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.course import Course
 from vigpipe.replication.decisions import Decision, Kind
-from vigpipe.replication.member import Member
 from vigpipe.replication.own_steps import OwnSteps, Weights
 from vigpipe.replication.periodic import PeriodicMember
 from vigpipe.replication.place import Place
@@ -26,34 +25,32 @@ from vigpipe.replication.record import Recorded
 from vigpipe.replication.strategy import Item, Loop
 from vigpipe.replication.subnetworks.draws import Channels, draw_channels
 from vigpipe.replication.subnetworks.rows import Rows, Wide
-from vigpipe.replication.table import SharedTable, Table
+from vigpipe.replication.table import Table
 
 
 class RoundsMember(PeriodicMember):
-    """A replica that comes to the end of each round with all others; see `PeriodicMember`."""
+    """A replica that ends each round together with all others."""
 
     def epoch_to_evaluate(self, item: int) -> int:
         """Return 0: nobody evaluates alone."""
         return 0
 
     def _is_due(self, table: Table, num_open: int = 0) -> bool:
-        """Whether a round is over, and another one follows."""
+        """Whether a round is over, and is not the last one."""
         has_more = table.taken[self._index] < self.rules.course.num_steps
         return has_more and super()._is_due(table, num_open)
 
 
 class Subnetworks(OwnSteps):
-    """The strategy of ranks that train sub-models; see `OwnSteps`.
-
-    Args:
-        wide: the wide model.
+    """The strategy of ranks that train sub-models.
 
     Attributes:
-        rows: what this rank stores of it.
+        rows: what this rank stores of the wide model.
     """
 
+    _member_type = RoundsMember
     _round = 0
-    _is_being_saved = False  # what is stored, by a checkpoint
+    _is_being_saved = False  # whether a checkpoint may still be reading what is stored
 
     def __init__(
         self,
@@ -68,16 +65,13 @@ class Subnetworks(OwnSteps):
         self.rows = Rows(wide, place.between)
         self.rows.take(self._chosen())
 
-    def _make_member(self, table: SharedTable, recorded: Recorded | None) -> Member:
-        return RoundsMember(table, self._place.team, self._rules, recorded)
-
     def _chosen(self) -> list[Channels]:
         """Return the channels of each replica in this round."""
         sizes = self.rows.wide.slicing.sizes
         return draw_channels(sizes, self._place.num_teams, self._options.seed, self._round)
 
     def restore(self, progress: Mapping[str, Any], kept: Sequence[int]) -> None:
-        """Go on where an earlier run has rested, in the midst of a round."""
+        """Go on where an earlier run has rested, perhaps within a round."""
         super().restore(progress, kept)
         self._round = self.company.first.joined[self._place.team]
         self.rows.wide.choose(self._chosen()[self._place.team])
@@ -85,8 +79,9 @@ class Subnetworks(OwnSteps):
     def items(self, first_step: int, is_evaluated: bool, loop: Loop) -> Iterator[Item]:
         """Yield the items of this replica; the same on all ranks of its pipeline."""
         yield from super().items(first_step, is_evaluated, loop)
+        # The last slices are put back next, which changes what a checkpoint may still be reading.
         loop.complete()
-        loop.flush()  # before the last slices are put back
+        loop.flush()
 
     def _do(self, decision: Decision, loop: Loop) -> Iterator[Item]:
         if decision.kind is Kind.AVERAGE and self._is_being_saved:
@@ -100,9 +95,9 @@ class Subnetworks(OwnSteps):
             self._evaluate(epoch, loop)
 
     def _epoch_to_evaluate(self) -> int:
-        """Return the epoch that is to be evaluated after this round; 0 for none.
+        """Return the epoch that must be evaluated after this round; 0 for none.
 
-        The wide model is whole between two rounds only, and then all replicas evaluate it together.
+        Only between two rounds is the wide model complete; all replicas evaluate it together then.
         """
         every = self._rules.average_every
         before, now = ((self._round - n) * every for n in (1, 0))
@@ -111,7 +106,7 @@ class Subnetworks(OwnSteps):
 
     @torch.no_grad()
     def average_weights(self) -> None:
-        """End a round: put the slices back, draw channels anew, and take their slices."""
+        """End a round: put the slices back, draw other channels, and take their slices."""
         with self._averaging():
             self._put_back()
             self._round += 1
@@ -120,22 +115,22 @@ class Subnetworks(OwnSteps):
 
     @torch.no_grad()
     def average_at_the_end(self, left: Counterparts) -> None:
-        """Put the last slices back; all of them call this together."""
+        """Put the last slices back; all replicas call this together."""
         with self._averaging():
             self._put_back()
         self._tell()
 
     def _put_back(self) -> None:
-        """Put the slices back, and forget what the optimizer keeps of them unless that travels."""
+        """Put the slices back; clear the optimizer's state unless it travels with them."""
         if not self.rows.wide.moments:
             self.rows.wide.optimizer.state.clear()
         self.rows.give(self._chosen())
         return_freed_memory()
 
     def stored(self) -> Mapping[str, Tensor]:
-        """Return what this rank stores of the wide model; it changes at the end of a round."""
+        """Return what this rank stores of the wide model; a round's end changes it."""
         return self.rows.stored
 
     def account(self) -> Mapping[str, Any]:
-        """Return what this replica has done, as far as this rank knows."""
+        """Return counts and seconds, and the bytes of slices that this rank has sent."""
         return {**super().account(), "bytes_sent": self.rows.bytes_sent}
