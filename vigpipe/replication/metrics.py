@@ -1,4 +1,4 @@
-"""How evenly the replicas have worked, from what each of them has counted."""
+"""Summarize what each replica has counted: its work, and how evenly it was shared."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev
@@ -6,15 +6,12 @@ from typing import Any
 
 
 def balance(loads: Sequence[float]) -> dict[str, float]:
-    """Describe how unequal loads are: sizes of parts, or seconds of work; equal ones give 0, 1, 1.
-
-    Args:
-        loads: one for each replica, not negative.
+    """Describe how unequal loads are, which are >= 0; equal ones give 0, 1, 1.
 
     Returns:
         cv: standard deviation over the mean. imbalance: largest over mean. efficiency: mean over
-        largest; what is missing to 1 is the share of time that replicas would be idle if each
-        waited for the largest.
+        largest; 1 - efficiency is the share of time that replicas would be idle if each waited for
+        the largest.
     """
     mean, largest = fmean(loads), max(loads)
     if not largest:
@@ -27,16 +24,15 @@ def summarize_replicas(
 ) -> dict[str, Any]:
     """Return the entry "replicas" of summary.json.
 
+    It has a table for each replica that is left, the lost ones, and how evenly the others were
+    busy. With a pool the items are meant to be unequal, so only the time tells. A server has a
+    table of its own.
+
     Args:
         accounts: what the ranks of each replica have counted (`run.summary.gather_accounts`), first
-            rank first. Sent bytes are added up over them, and the most memory of one is taken; all
-            else is known to the first one. A replica that was lost has none.
+            rank first. Sent bytes are added up over them, and the largest memory is taken; only the
+            first rank knows the rest. A replica that was lost has none.
         has_server: whether the last ranks are those of a server.
-
-    Returns:
-        A table for each replica that is left, which were lost, and how evenly the others were busy.
-        With a pool the items are meant to be unequal, so only the time tells. A server has a table
-        of its own.
     """
     replicas = [
         {"replica": number}
@@ -73,11 +69,7 @@ EVENNESS = ("", "CV", "imbalance", "efficiency")
 
 
 def heads_of_each(samples: str) -> tuple[str, ...]:
-    """Return the heads of the table of all replicas.
-
-    Args:
-        samples: what they train on, see `vigpipe.job.rows.trained_on`.
-    """
+    """Return the heads of the table of all replicas; for `samples` see `job.rows.trained_on`."""
     return (
         *("replica", "items", "ms an item", samples, f"{samples}/s", "worked", "waited"),
         *("averaged", "averages", "sent", "peak memory"),
@@ -85,13 +77,10 @@ def heads_of_each(samples: str) -> tuple[str, ...]:
 
 
 def rows_of_each(replicas: Sequence[Mapping[str, float]]) -> list[list[str]]:
-    """Make a row of cells for each replica, under the heads of `heads_of_each`.
+    """Make a row of cells for each table of `summarize_replicas`, under `heads_of_each`.
 
-    The milliseconds of an item are those of full batches, as far as there are any. Shares are those
-    of the time that it worked, waited or averaged.
-
-    Args:
-        replicas: the tables of `summarize_replicas`.
+    The milliseconds of an item are those of full batches, if there are any. Percentages are shares
+    of the time that a replica worked, waited or averaged.
     """
     rows = []
     for replica in replicas:
@@ -125,11 +114,8 @@ def _milliseconds_an_item(replica: Mapping[str, float]) -> float:
 def partial_items(replicas: Sequence[Mapping[str, float]]) -> str:
     """Say how long items of partial batches took, which the table's milliseconds leave out.
 
-    Args:
-        replicas: the tables of `summarize_replicas`; those of earlier versions do not tell it.
-
-    Returns:
-        A sentence; empty if there were none.
+    The text is empty if there were none, or if an earlier version made the tables of
+    `summarize_replicas`.
     """
     told: list[str] = []
     for replica in replicas:
@@ -144,11 +130,7 @@ def partial_items(replicas: Sequence[Mapping[str, float]]) -> str:
 
 
 def rows_of_server(server: Mapping[str, Any]) -> list[list[str]]:
-    """Make the row of cells about a server, under the heads of SERVER.
-
-    Args:
-        server: its table of `summarize_replicas`.
-    """
+    """Make the row of cells about a server, under the heads SERVER."""
     seconds = accounted_seconds(server)
     whole = sum(seconds) or 1.0
     by_staleness = sorted((int(s), count) for s, count in server["staleness"].items())
@@ -166,25 +148,17 @@ def rows_of_server(server: Mapping[str, Any]) -> list[list[str]]:
 
 
 def samples_per_second(replica: Mapping[str, float]) -> float:
-    """Return how many samples a replica has trained on in a second of work, waiting or averages.
-
-    Args:
-        replica: a table of `summarize_replicas`.
-    """
+    """Return how many samples a replica has trained on in a second of work, waiting or averages."""
     return replica["samples"] / (sum(accounted_seconds(replica)) or 1.0)
 
 
 def accounted_seconds(replica: Mapping[str, float]) -> list[float]:
-    """Return the seconds of a replica's, or a server's, work, waiting and averages."""
+    """Return the seconds that a replica or server has worked, waited and averaged."""
     return [replica[f"{deed}_seconds"] for deed in ("busy", "waiting", "averaging")]
 
 
 def rows_of_evenness(replicas: Mapping[str, Mapping[str, float]]) -> list[list[str]]:
-    """Make rows of cells that say how even items and work were, under the heads of EVENNESS.
-
-    Args:
-        replicas: "items" and "busy" of `summarize_replicas`.
-    """
+    """Make rows of cells that say how even items and work were, under the heads EVENNESS."""
     names = {"items": "items", "busy": "seconds of work"}
     measures = ("cv", "imbalance", "efficiency")
     return [[name, *(f"{replicas[k][m]:.3f}" for m in measures)] for k, name in names.items()]

@@ -1,14 +1,15 @@
-"""Whether more or fewer replicas would pay, from throughput that was measured.
+"""Decide from measured throughput whether more or fewer replicas would pay.
 
-Two rules judge readings, one after the other, and `predict` what replicas did with their time. All
-are plain functions: they decide, and whoever starts runs acts on it.
+Two rules judge readings of throughput in their order, and `predict` judges what replicas did with
+their time. All are plain functions: they only decide.
 
     published    the last 10 readings are flat: one more
     safer        5 readings before a change, 5 after it: keep it, or go back
     predict      seconds of work, waiting and averages of one run: one more, one fewer
 
-The last two ask for 0.5 / p: half of what one of p replicas brings if replicas cost one another
-nothing. Throughput is in images/s, or in nodes/s, of all replicas together.
+For the last two, a replica pays if it brings 0.5 / p of the throughput: half of what one of p
+replicas brings if they cost one another nothing. Throughput is in images/s, or in nodes/s, of all
+replicas together.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,14 +20,14 @@ from typing import Any, NamedTuple
 from vigpipe.job.rows import RATE
 from vigpipe.replication.metrics import accounted_seconds, samples_per_second
 
-MOST = 16  # replicas that the published rule adds up to
-FLAT = 0.05  # a gain of less is none
-WINDOW = 5  # readings that a mean is taken of
-HOLD_OFF = 20  # readings after going back, before more replicas are tried again
+MOST = 16  # no rule asks for more replicas
+FLAT = 0.05  # a gain that is smaller counts as none
+WINDOW = 5  # a mean is taken over so many readings
+HOLD_OFF = 20  # after going back, so many readings come before more replicas are tried again
 
 
 class Reading(NamedTuple):
-    """Throughput at a time, and with how many replicas."""
+    """The throughput with a number of replicas."""
 
     num_replicas: int
     per_second: float
@@ -37,8 +38,8 @@ class Advice(NamedTuple):
 
     Attributes:
         num_replicas: how many replicas to have from now on.
-        gain: change of throughput that was measured, a share of the old one; None if none was.
-        needed: what the gain was compared with; None if it was not.
+        gain: measured change of throughput, as a share of the old one; None without a measurement.
+        needed: what the gain was compared with; None without a comparison.
         why: one sentence, with the numbers.
     """
 
@@ -51,16 +52,11 @@ class Advice(NamedTuple):
 def published(readings: Sequence[float], num_replicas: int, most: int = MOST) -> Advice:
     """Decide by the published rule: one more replica when throughput has stopped growing.
 
-    With at least 10 readings, the gain is that of the last 5 over the 5 before; one more replica if
-    it is less than 5 % and there are fewer than the most.
+    With at least 10 readings, the gain is that of the last 5 over the 5 before. If it is less than
+    5 %, and there are fewer than `most` replicas, add one. All readings are with `num_replicas`.
 
     The pitfall: throughput is flat whenever nothing changes, so a flat curve does not mean that
-    more replicas help, nor does the rule ever look whether one did, or take it back. `safer` does.
-
-    Args:
-        readings: throughput, in order, with as many replicas as there are now.
-        num_replicas: how many there are.
-        most: how many there may be.
+    more replicas help. The rule never looks whether one helped, or removes it; `safer` does.
     """
     if len(readings) < 2 * WINDOW:
         why = f"Readings so far: {len(readings)}; the rule needs {2 * WINDOW}."
@@ -86,13 +82,9 @@ def safer(history: Sequence[Reading], most: int = MOST) -> Advice:
     A change from p to q replicas is judged by the last 5 readings before it and the last 5 since.
     More are kept if throughput rose by at least 0.5 / p for each one added, fewer if it fell by
     less than that for each one removed; else the run goes back to p. With fewer than 5 readings
-    since the start or a change, wait. After a change upwards that paid, or without any, try one
-    more. Going back is the change that undoes the one before: then hold off for 20 readings, and
+    since the start or a change, wait. After a change upwards that paid, or without any change, try
+    one more. A change that undoes the one before is going back: then hold off for 20 readings, and
     try one more.
-
-    Args:
-        history: readings in order; whenever their number of replicas differs, it was changed.
-        most: how many replicas there may be.
 
     Raises:
         ValueError: the history is empty.
@@ -137,14 +129,9 @@ def safer(history: Sequence[Reading], most: int = MOST) -> Advice:
 
 
 class Prediction(NamedTuple):
-    """Throughput with another number of replicas, in samples/s of all together.
+    """Measured throughput of all replicas, in samples/s, and what another number would make of it.
 
-    Attributes:
-        num_replicas: how many there were.
-        per_second: what was measured.
-        with_one_more: what one more would make of it.
-        with_one_fewer: what one fewer would make of it; None if there is only one.
-        samples: what the samples are: images, or training nodes.
+    With one replica, `with_one_fewer` is None. Samples are images, or training nodes.
     """
 
     num_replicas: int
@@ -155,7 +142,7 @@ class Prediction(NamedTuple):
 
     @property
     def needed(self) -> float:
-        """The share of throughput that a replica must bring to pay."""
+        """The share of throughput that one replica must bring to pay."""
         return 0.5 / self.num_replicas
 
     @property
@@ -181,7 +168,7 @@ class Prediction(NamedTuple):
         return self.loss is not None and self.loss < self.needed
 
     def as_table(self) -> dict[str, Any]:
-        """Return it for summary.json."""
+        """Return the entry of summary.json."""
         return {
             self.samples.replace(" ", "_") + RATE: self.per_second,
             "with_one_more": self.with_one_more,
@@ -200,23 +187,23 @@ def predict(
 ) -> Prediction | None:
     """Predict throughput with one replica more and with one fewer.
 
-    Assumed: there are as many cores or GPUs more, or fewer; an item takes as long as now; a replica
+    Assumed: each replica has cores or a GPU of its own; an item takes as long as now; a replica
     waits as long for an item as now. A new replica is like the mean of the others.
 
     - An average of all sends 2 (D - 1) / D of the weights from each of D replicas, as a ring does,
-      and takes time in proportion. One of a pair takes as long as now.
-    - One that is left alone averages with nobody, and waits for nobody.
+      and takes time in proportion. An average of a pair takes as long as now.
+    - A replica that is left alone averages with nobody, and waits for nobody.
     - A server can do no more than throughput now / (1 - share of its time that it waits). Workers
       wait for it in that share of their waits in which it is busy; with one fewer, they do not.
 
     Args:
         each: the tables of the replicas, from `summarize_replicas`.
         server: the table of the server; None if there is none.
-        averages_all: whether an average is of all replicas, and not of two.
+        averages_all: whether all replicas are averaged together, and not two at a time.
         samples: what they train on, see `vigpipe.job.rows.trained_on`.
 
     Returns:
-        The prediction; None if nothing was trained, or there is one replica and no server, which
+        The prediction; None if nothing was trained, or if there is one replica and no server, which
         does not show how long an average takes.
     """
     now = sum(map(samples_per_second, each))
@@ -225,7 +212,7 @@ def predict(
         return None
 
     def rate(waits: float = 1.0, averages: float = 1.0) -> float:
-        """Samples/s of the mean replica if it waits and averages so many times as long."""
+        """Return samples/s of the mean replica if it waits and averages so many times as long."""
         return fmean(
             samples_per_second(
                 {
@@ -246,7 +233,7 @@ def predict(
         return Prediction(num, now, more, fewer, samples)
 
     def traffic(num_replicas: int) -> float:
-        """Time of an average of so many replicas, relative to one of as many as now."""
+        """Return the time of an average of so many replicas, relative to one of all now."""
         share = 2 * (num_replicas - 1) / num_replicas
         return share / (2 * (num - 1) / num) if averages_all else 1.0
 
@@ -257,7 +244,7 @@ def predict(
 
 
 def sentences(prediction: Prediction) -> list[str]:
-    """Say what a prediction means: of one more replica, and of one fewer if there are several."""
+    """Say what a prediction means for one more replica, and for one fewer if there are several."""
     now, needed = prediction.per_second, percent(prediction.needed, sign=False)
     told = [
         f"One more replica would give about {prediction.with_one_more:,.0f} {prediction.samples}/s "
@@ -275,12 +262,12 @@ def sentences(prediction: Prediction) -> list[str]:
 
 
 def percent(share: float, *, sign: bool = True) -> str:
-    """Write a share of 1 in per cent, with its sign."""
+    """Write a share of 1 as a percentage."""
     return (f"{share:+.1%}" if sign else f"{share:.1%}").replace("-", "−")
 
 
 def _gain(old: Sequence[float], new: Sequence[float]) -> float | None:
-    """Return by which share the mean grew; None if the old one is not above 0."""
+    """Return by which share the mean grew; None if the old mean is not above 0."""
     before = fmean(old)
     return (fmean(new) - before) / before if before > 0 else None
 
