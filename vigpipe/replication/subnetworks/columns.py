@@ -1,4 +1,4 @@
-"""What ranks exchange that share the channels of a wide model (`model.gnn.columns`)."""
+"""Exchange columns between ranks that share the channels of a wide model."""
 
 import torch
 import torch.distributed as dist
@@ -8,11 +8,7 @@ from vigpipe.parallel.counterparts import Counterparts
 
 
 class RankColumns:
-    """The ranks with the same stages, each with a block of the channels; see `Columns`.
-
-    Args:
-        between: the ranks.
-    """
+    """Ranks with the same stages, each with a block of the channels; see `model.gnn.columns`."""
 
     def __init__(self, between: Counterparts) -> None:
         self._between = between
@@ -26,14 +22,14 @@ class RankColumns:
         return received
 
     def total(self, part: Tensor) -> Tensor:
-        """Return the sum of what the ranks give, in their order: the same bits on all of them."""
+        """Return the sum of all ranks' parts, in their order: the same bits on all of them."""
         first, *others = self._between.gather(part.flatten())
         for other in others:
             first = first + other
         return first.view_as(part)
 
     def total_at(self, target: int, part: Tensor) -> Tensor | None:
-        """Return the sum of what the ranks give on one of them, and None on the others."""
+        """Return the sum of all ranks' parts on one of them, and None on the others."""
         group = self._between.group
         if self.place != target:
             dist.send(part.contiguous(), group=group, group_dst=target)

@@ -1,4 +1,4 @@
-"""What the optimizer of a sub-model keeps of its weights, where it travels with them."""
+"""Name the optimizer's moments of a sub-model's weights, which travel with the weights."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -9,7 +9,7 @@ _PREFIX = "optimizer/"
 
 
 def moment_name(kind: str, name: str) -> str:
-    """Return the name of what is kept of a parameter, such as its `exp_avg`."""
+    """Return the name of one of a parameter's moments; its kind is, for example, `exp_avg`."""
     return f"{_PREFIX}{kind}/{name}"
 
 
@@ -19,12 +19,9 @@ def is_moment(name: str) -> bool:
 
 
 class Moments(Mapping[str, Tensor]):
-    """The tensors that an optimizer has now, by `moment_name`; it may take other ones.
+    """The moments that an optimizer has now, by `moment_name`; it may replace these tensors.
 
-    Args:
-        optimizer: the optimizer.
-        parameters: by name.
-        kinds: what it keeps that has the shape of a parameter.
+    `kinds` are the names in the optimizer's state of tensors with the shape of a parameter.
     """
 
     def __init__(
@@ -34,21 +31,18 @@ class Moments(Mapping[str, Tensor]):
         kinds: Sequence[str],
     ) -> None:
         self._optimizer = optimizer
-        self._places = {
+        self._sources = {
             moment_name(kind, name): (parameter, kind)
             for kind in kinds
             for name, parameter in parameters.items()
         }
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return a tensor as it is now."""
-        parameter, kind = self._places[name]
+        parameter, kind = self._sources[name]
         return self._optimizer.state[parameter][kind]
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the names."""
-        return iter(self._places)
+        return iter(self._sources)
 
     def __len__(self) -> int:
-        """Return how many there are."""
-        return len(self._places)
+        return len(self._sources)

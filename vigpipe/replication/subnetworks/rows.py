@@ -1,21 +1,22 @@
-"""What each rank stores of the wide model, and the slices that travel.
+"""Store an m-th of the wide model on each rank, and exchange slices with the sub-models.
 
-Of every tensor, rank k of the m ranks with the same stages stores the entries that belong to block
-k of the channels, in one dimension; all other dimensions are whole. So it holds an m-th of the
-tensor, in a file that is mapped into memory. A slice is what a sub-model has of a tensor: the
-entries of its channels in every dimension that belongs to channels.
+The m ranks with the same stages divide every tensor along one dimension, which belongs to channels:
+rank k stores the entries of block k of the channels, in a file that is mapped into memory. A slice
+is a sub-model's tensor: the entries of its channels in every dimension that belongs to channels.
 
-    take   every rank sends each sub-model what it stores of its slices    (the start of a round)
-    give   every sub-model sends each rank what that stores of its slices  (the end of a round)
+    take   every rank sends each sub-model the parts of its slices that the rank stores,
+           at the start of a round
+    give   every sub-model sends them back, at its end
 
-No two sub-models have the same channel, so what is given never collides, and what was in no slice
-keeps its value. A tensor without such a dimension is whole in every sub-model, and their mean is
-taken.
+No two sub-models have the same channel, so what is given never collides. Entries that are in no
+slice keep their values. A tensor without such a dimension is whole in every sub-model, and is
+averaged.
 
-With --carry-moments, what the optimizer keeps of each weight is stored, travels and is averaged as
-the weight is, as further tensors.
+With --carry-moments, the optimizer's moments of each weight are further tensors, which are stored,
+exchanged and averaged as the weight is.
 """
 
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,11 +33,11 @@ from vigpipe.replication.exchange import Exchange
 from vigpipe.replication.subnetworks.draws import Channels
 from vigpipe.replication.subnetworks.moments import is_moment
 
-_NUMBERS_AT_ONCE = 1 << 24  # of slices that travel at a time
-_COLUMNS_AT_ONCE = 512  # of a mapped tensor that is copied
+_NUMBERS_AT_ONCE = 1 << 24  # slices of so many numbers are exchanged together
+_COLUMNS_AT_ONCE = 512  # so many columns of a mapped tensor are copied together
 _VARIANCE, _MEAN = "running_var", "running_mean"
 
-Index = Mapping[int, Tensor]  # entries of some dimensions
+Index = Mapping[int, Tensor]  # by dimension: indices of some of its entries
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,13 @@ class Wide:
     """The wide model of a rank's stages, which no rank ever holds.
 
     Attributes:
-        slicing: which side of a tensor belongs to which channels.
-        shapes: of its tensors, by name, moments among them.
+        slicing: which dimension of a tensor belongs to which channels.
+        shapes: shapes of its tensors and their moments, by name.
         narrow: the tensors of this rank's sub-model.
-        fill: writes initial values: called with a tensor, its name, and the entries of one
-            dimension that are to be written, by that dimension; of a whole tensor there are none.
-        optimizer: of the sub-model.
-        moments: what it keeps of the weights, if that travels with them.
+        fill: writes initial values into a tensor, given its name, and which entries of one
+            dimension it holds; for a whole tensor this index is empty.
+        optimizer: the optimizer of the sub-model.
+        moments: the optimizer's moments of the weights, if they are exchanged too.
         choose: tells the sub-model which channels it has in a round.
     """
 
@@ -66,13 +67,9 @@ class Wide:
 class Rows:
     """What one rank stores, by name; the ranks with the same stages call each method together.
 
-    Args:
-        wide: the wide model.
-        between: the m ranks with the same stages.
-
     Attributes:
         wide: the wide model.
-        between: the ranks with the same stages.
+        between: the m ranks with the same stages.
         stored: the parts of divided tensors that it stores; their memory is a file.
         whole: the tensors of its sub-model that are not divided.
         bytes_sent: bytes of slices that this rank has sent to others.
@@ -95,36 +92,30 @@ class Rows:
             wide.fill(tensor, name, {})
 
     def take(self, chosen: Sequence[Channels]) -> None:
-        """Fill the sub-models with their slices.
-
-        Args:
-            chosen: the channels of each.
-        """
+        """Fill the sub-models with their slices, given the channels of each."""
         own = chosen[self.between.place]
         self.wide.choose(own)
         for names in self._batches():
             cut = [[_picked(self.stored[n], self._to_cut(n, c)) for n in names] for c in chosen]
-            places = [[self._in_slice(n, own, rank) for n in names] for rank in self._ranks]
-            for of_rank, of_names in zip(places, self._swapped(cut, names, places), strict=True):
-                for name, index, piece in zip(names, of_rank, of_names, strict=True):
+            targets = [[self._in_slice(n, own, rank) for n in names] for rank in self._ranks]
+            received = self._swapped(cut, names, targets)
+            for indices, pieces in zip(targets, received, strict=True):
+                for name, index, piece in zip(names, indices, pieces, strict=True):
                     ((dim, entries),) = index.items()
                     self._narrow(name).index_copy_(dim, entries.to(piece.device), piece)
 
     def give(self, chosen: Sequence[Channels]) -> None:
-        """Put the slices of the sub-models back, and average what they have whole.
-
-        Args:
-            chosen: the channels of each.
-        """
+        """Put the slices of the sub-models back, and average their whole tensors."""
         own = chosen[self.between.place]
         for names in self._batches():
             cut = [
                 [_picked(self._narrow(n), self._in_slice(n, own, rank)) for n in names]
                 for rank in self._ranks
             ]
-            places = [[self._to_cut(n, channels) for n in names] for channels in chosen]
-            for of_rank, of_names in zip(places, self._swapped(cut, names, places), strict=True):
-                for name, index, piece in zip(names, of_rank, of_names, strict=True):
+            targets = [[self._to_cut(n, channels) for n in names] for channels in chosen]
+            received = self._swapped(cut, names, targets)
+            for indices, pieces in zip(targets, received, strict=True):
+                for name, index, piece in zip(names, indices, pieces, strict=True):
                     entries = [index.get(dim) for dim in range(piece.dim())]
                     mapped.put_entries(self.stored[name], piece.cpu(), entries)
         self._average_whole()
@@ -134,7 +125,6 @@ class Rows:
         return range(self.between.size)
 
     def _narrow(self, name: str) -> Tensor:
-        """Return a tensor of the sub-model, or of its optimizer."""
         wide = self.wide
         return wide.narrow[name] if name in wide.narrow else wide.moments[name]
 
@@ -146,13 +136,13 @@ class Rows:
 
     def _shared(self, size: int, channels: Tensor, rank: int) -> tuple[int, int]:
         """Return the first of a sub-model's channels that a rank stores, and the one after them."""
-        of_rank = block(size, self.between.size, rank)
-        ends = torch.searchsorted(channels, torch.tensor([of_rank.start, of_rank.stop]))
+        stored = block(size, self.between.size, rank)
+        ends = torch.searchsorted(channels, torch.tensor([stored.start, stored.stop]))
         first, end = ends.tolist()
         return first, end
 
     def _to_cut(self, name: str, channels: Channels) -> Index:
-        """Return where in what this rank stores a sub-model's slice is."""
+        """Return which entries of a stored tensor belong to a sub-model's slice."""
         owned, side, size = self._slicing.owned_side(name)
         place, num = self.between.place, self.between.size
         of_group = channels[side.group]
@@ -174,38 +164,34 @@ class Rows:
         self,
         cut: Sequence[Sequence[Tensor]],
         names: Sequence[str],
-        places: Sequence[Sequence[Index]],
+        targets: Sequence[Sequence[Index]],
     ) -> Iterator[list[Tensor]]:
-        """Send each rank its pieces; yield those that each has sent to this one.
+        """Send each rank its pieces of the named tensors; yield those that each rank sends.
 
-        Args:
-            cut: the pieces of the tensors for each rank.
-            names: of the tensors.
-            places: where the pieces will be put that each rank sends: in what this one has.
+        For each rank, `targets` says where its pieces will be put, so which shapes they have.
         """
         shapes = [
-            [self._shape(name, index) for name, index in zip(names, of_rank, strict=True)]
-            for of_rank in places
+            [self._shape(name, index) for name, index in zip(names, indices, strict=True)]
+            for indices in targets
         ]
         device = self._narrow(names[0]).device
         flat = [torch.cat([piece.flatten().to(device) for piece in pieces]) for pieces in cut]
-        sizes = [sum(map(_numel, of_rank)) for of_rank in shapes]
+        sizes = [sum(map(math.prod, of_rank)) for of_rank in shapes]
         received = self.between.swap(flat, sizes)
         own = flat[self.between.place].nbytes
         self.bytes_sent += sum(part.nbytes for part in flat) - own
         for part, of_rank in zip(received, shapes, strict=True):
-            pieces = part.split([_numel(shape) for shape in of_rank])
+            pieces = part.split([math.prod(shape) for shape in of_rank])
             yield [piece.view(shape) for piece, shape in zip(pieces, of_rank, strict=True)]
 
     def _shape(self, name: str, index: Index) -> tuple[int, ...]:
-        """Return the shape of a piece of a tensor's slice."""
         shape = list(self._narrow(name).shape)
         for dim, entries in index.items():
             shape[dim] = len(entries)
         return tuple(shape)
 
     def _batches(self) -> Iterator[list[str]]:
-        """Yield the names of tensors of one type whose slices travel at a time."""
+        """Yield the names of tensors of one dtype whose slices are exchanged together."""
         batch, numbers = [], 0
         for name in self.stored:
             tensor = self._narrow(name)
@@ -219,10 +205,10 @@ class Rows:
             yield batch
 
     def _average_whole(self) -> None:
-        """Take the mean of what all sub-models have whole.
+        """Take the mean of the tensors that are whole in all sub-models.
 
-        The variance of values that are spread over the sub-models is the mean of their variances,
-        and the variance of their means.
+        The variance of values that are spread over the sub-models is the mean of their variances
+        plus the variance of their means.
         """
         moments = {n: t for n, t in self.wide.moments.items() if n not in self.stored}
         tensors = {n: t for n, t in (self.whole | moments).items() if t.is_floating_point()}
@@ -248,17 +234,13 @@ class Rows:
 
 
 def _scratch(specs: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, Tensor]:
-    """Map a new file that nobody else sees: it is gone once nothing refers to its tensors.
-
-    Raises:
-        InputError: the disk is full.
-    """
+    """Map a new file that nobody else sees: it is gone once nothing refers to its tensors."""
     place = tempfile.gettempdir()
     try:
         with tempfile.TemporaryDirectory(prefix="vigpipe-") as folder:
             return mapped.create(Path(folder) / "rows.safetensors", specs)
     except OSError as error:
-        needed = sum(dtype.itemsize * _numel(shape) for dtype, shape in specs.values())
+        needed = sum(dtype.itemsize * math.prod(shape) for dtype, shape in specs.values())
         advice = "set TMPDIR to a folder on a larger disk"
         if any(map(is_moment, specs)):
             advice += ", or leave --carry-moments out"
@@ -269,7 +251,7 @@ def _scratch(specs: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[s
 
 
 def _picked(tensor: Tensor, index: Index) -> Tensor:
-    """Return some entries of a tensor, without anything as long as a side of it."""
+    """Return some entries of a tensor, without making anything as long as one of its sides."""
     if len(index) == 1:
         ((dim, entries),) = index.items()
         return tensor.index_select(dim, entries.to(tensor.device))
@@ -277,12 +259,9 @@ def _picked(tensor: Tensor, index: Index) -> Tensor:
 
 
 def put_part(target: Tensor, whole: Tensor, index: Index) -> None:
-    """Copy some entries of a mapped tensor, without anything as long as another side of it.
+    """Copy entries along one dimension of a mapped tensor, or all of them, to a target.
 
-    Args:
-        target: of the shape of these entries.
-        whole: the tensor that has all.
-        index: the entries, of one dimension; none for all.
+    Nothing is made that is as long as another side of the tensor.
     """
     if not index:
         target.copy_(whole)
@@ -300,10 +279,5 @@ def put_part(target: Tensor, whole: Tensor, index: Index) -> None:
 
 
 def _grid(tensor: Tensor, index: Index) -> tuple[Tensor, ...]:
-    """Return one index for each dimension, which together stand for all combinations."""
     entries = [index[d] if d in index else torch.arange(n) for d, n in enumerate(tensor.shape)]
     return tuple(torch.meshgrid(*entries, indexing="ij"))
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    return torch.Size(shape).numel()
