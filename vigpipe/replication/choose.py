@@ -25,13 +25,7 @@ def make_strategy(
 ) -> Synchronous | OwnSteps:
     """Make the strategy of a rank.
 
-    Args:
-        options: the resolved options; `strategy` names it.
-        course: the steps of the run.
-        place: this rank among the others.
-        weights: those of this rank's stages.
-        recorded: what each replica is to do again; None if it is free.
-        describe_wide: describes the wide model of sub-networks; nobody else needs it.
+    With `recorded`, each replica does that again. Only sub-networks need `describe_wide`.
     """
     match options.strategy:
         case "synchronous":
@@ -41,9 +35,8 @@ def make_strategy(
         case "gossip":
             return Gossip(options, course, place, weights, recorded)
         case "server":
-            kind = Server if place.is_server else Worker
-            return kind(options, course, place, weights, recorded)
+            role = Server if place.is_server else Worker
+            return role(options, course, place, weights, recorded)
         case "subnetworks":
             assert describe_wide is not None
-            wide = describe_wide()
-            return Subnetworks(options, course, place, weights, recorded, wide)
+            return Subnetworks(options, course, place, weights, recorded, describe_wide())

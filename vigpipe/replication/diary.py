@@ -1,7 +1,7 @@
-"""When a rank worked, waited for other replicas, averaged, evaluated and saved.
+"""Note when a rank worked, waited for other replicas, averaged, evaluated and saved.
 
-A strategy writes it as it goes. From it come the seconds of summary.json, and rows of events.jsonl
-that the report draws, times in seconds since 1970:
+A strategy makes the notes. They give the seconds of summary.json, and rows of events.jsonl that the
+report draws, with times in seconds since 1970:
 
     {"replica": 1, "did": "worked", "from": 1795590001.25, "to": 1795590001.5}
 """
@@ -11,26 +11,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, get_args
 
-Deed = Literal[
-    "worked",  # on items, from reading them to the update of the weights
-    "waited",  # for others, to be averaged with them or to rest
-    "averaged",
-    "evaluated",
-    "saved",  # a checkpoint, while all rest
-]
+# A rank works on an item from reading it to the update of the weights, waits for others to be
+# averaged with them or to rest, and saves a checkpoint while all rest.
+Deed = Literal["worked", "waited", "averaged", "evaluated", "saved"]
 DEEDS: tuple[Deed, ...] = get_args(Deed)
-BRIEF_SECONDS = 1e-3  # a wait that is shorter is counted, but has no row
-NO_SECONDS = 5e-5  # nor has what would begin and end at once in a row
+BRIEF_SECONDS = 1e-3  # a shorter wait is counted, but has no row
+NO_SECONDS = 5e-5  # what is shorter has no row either: it would begin and end at once
 
 
 class Entry(NamedTuple):
-    """A span of time.
-
-    Attributes:
-        deed: what the rank did.
-        start: when it began, in seconds.
-        end: when it ended.
-    """
+    """A span of time, in seconds of the performance counter."""
 
     deed: Deed
     start: float
@@ -38,10 +28,10 @@ class Entry(NamedTuple):
 
 
 class Diary:
-    """What one rank does, one after the other; what is within something else interrupts it.
+    """What one rank does, one thing after the other; what is nested interrupts what is around it.
 
     Attributes:
-        seconds: how long each thing took in all.
+        seconds: total time of each thing.
     """
 
     def __init__(self) -> None:
@@ -53,7 +43,7 @@ class Diary:
 
     @contextmanager
     def doing(self, deed: Deed) -> Iterator[None]:
-        """Note that the rank does this in this context."""
+        """Note that the rank does this within the context."""
         before = self._turn_to(deed)
         try:
             yield
@@ -61,7 +51,7 @@ class Diary:
             self._turn_to(before)
 
     def take_rows(self, replica: int) -> list[dict[str, Any]]:
-        """Return rows of what was done since they were last taken, for a replica."""
+        """Return the rows of a replica since the last call."""
         entries, self._entries = self._entries, []
         return [
             {

@@ -17,10 +17,7 @@ class Outer:
 
     The last line is how it is computed, so that rate 1 and momentum 0 give the mean bit for bit.
 
-    Args:
-        weights: the parameters, by name; the first average starts from their values now.
-        lr: its learning rate.
-        momentum: its momentum.
+    The first average starts from the weights as they are given here.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], lr: float, momentum: float) -> None:
@@ -34,11 +31,7 @@ class Outer:
         return list(self._old.values())
 
     def step(self, means: Sequence[Tensor]) -> list[Tensor]:
-        """Return the new weights.
-
-        Args:
-            means: mean of every parameter over the replicas, in the order of the parameters.
-        """
+        """Return the new weights, given the mean of every parameter over the replicas."""
         for (name, old), mean in zip(self._old.items(), means, strict=True):
             velocity = self._velocity[name]
             velocity.mul_(self._momentum).add_(old - mean)
@@ -47,6 +40,6 @@ class Outer:
         return list(self._old.values())
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return its state by name: what a later run needs to go on."""
+        """Return its state by name, for a checkpoint."""
         old = {f"outer_old/{name}": tensor for name, tensor in self._old.items()}
         return old | {f"outer_velocity/{name}": t for name, t in self._velocity.items()}

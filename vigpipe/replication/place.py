@@ -1,4 +1,4 @@
-"""Where a rank is among the ranks of a run, as a strategy sees it."""
+"""The position of a rank among the ranks of a run, as a strategy sees it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,21 +12,21 @@ from vigpipe.parallel.counterparts import Counterparts
 
 @dataclass(frozen=True)
 class Place:
-    """A rank's place.
+    """A rank's position.
 
     Attributes:
-        team: the team that it belongs to: the replicas that take every step together. Where
-            replicas take steps of their own, each is a team, unless a host is one.
-        of_team: which of its team's replicas it belongs to.
+        team: index of its team: the replicas that take every step together. Where replicas take
+            steps of their own, each is a team, unless all replicas of a host are one.
+        of_team: index of its replica in the team.
         team_size: number of replicas of a team.
         is_server: whether it belongs to the server's pipeline, which is one more team.
         is_first: whether it is the first rank of its team, which decides for all of them.
         rank: its position in the world.
         peers: the ranks of its team.
-        num_ranks: number of ranks of all teams, a server's too.
-        num_teams: number of teams, a server being one.
-        between: the ranks with the same stages and place in each team.
-        links: process groups of this rank and one other of these, by the place of that one.
+        num_ranks: number of ranks of all teams, a server included.
+        num_teams: number of teams, a server included.
+        between: the ranks with the same stages, and the same index in their team, of each team.
+        links: process groups of this rank and one other of `between`, by the index of the other.
         has_ended: whether a process of another team is known to have ended.
         give_up: called when another team is given up, which may still have processes.
         open_store: returns a section of the store where all ranks have met, the same one on all of

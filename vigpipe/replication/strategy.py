@@ -9,14 +9,14 @@ from vigpipe.parallel.agreement import Agreement, Peers
 
 
 class Item(NamedTuple):
-    """An item: one replica's share of a step, with which it takes one optimizer step.
+    """One replica's share of a step, with which it takes one optimizer step.
 
     Step s has the items s * D ... s * D + D - 1, one for each of its D shares.
 
     Attributes:
         number: counted from 0 over the whole run.
         is_evaluation_due: whether the weights must be scored after the step.
-        ahead: the items that come next, which workers may read ahead.
+        ahead: the next items, which data workers may read ahead.
     """
 
     number: int
@@ -28,15 +28,15 @@ class Pushed(NamedTuple):
     """Gradients of another replica, which are in place for this rank's optimizer.
 
     Attributes:
-        replica: whose gradients they are.
+        replica: the replica that has computed them.
         item: number of the item that they were computed with.
-        step: index of the step, counted on global batches, that they belong to.
-        num_samples: samples of the item.
-        loss: of the item, on ranks of the last stage.
-        moments: of BatchNorm in its micro-batches, in one row.
-        seconds: from when the replica took the weights to now.
-        staleness: gradients of others that were applied meanwhile.
-        damping: what the learning rate is multiplied by.
+        step: index of its step, counted on global batches.
+        num_samples: number of its samples.
+        loss: its loss, on ranks of the last stage.
+        moments: BatchNorm's moments of its micro-batches, in one row.
+        seconds: time since the replica took the weights.
+        staleness: number of gradients of others that were applied meanwhile.
+        damping: factor of the learning rate.
     """
 
     replica: int
@@ -51,10 +51,10 @@ class Pushed(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What is known of a step once its gradients are those that it is taken with.
+    """What is known of a step once its gradients are final.
 
     Attributes:
-        moments: of BatchNorm in all micro-batches that count, (micro-batches, 3, channels).
+        moments: BatchNorm's moments of all micro-batches that count, (micro-batches, 3, channels).
         is_taken: whether the step may change the weights, a scalar on the device; None if it may
             when the numbers of all peers are finite.
         is_own: whether this rank's optimizer takes it; otherwise another rank has the gradients.
@@ -66,13 +66,13 @@ class Outcome(NamedTuple):
 
 
 class Loop:
-    """What a strategy asks for between two items; a loop that leaves something out inherits it.
+    """What a strategy asks for between two items; by default the loop does nothing then.
 
     All ranks of a replica are asked for the same, in the same order.
     """
 
     def complete(self) -> None:
-        """Complete the steps that the device is still busy with: their weights are to be read."""
+        """Wait for the steps that the device still works on: their weights are about to be read."""
 
     def evaluate(self, epoch: int) -> bool:
         """Score the weights after an epoch, counted from 1; return whether they must be saved."""
@@ -82,32 +82,25 @@ class Loop:
         """Take one optimizer step with the gradients of another replica."""
 
     def skip(self, replica: int, step: int) -> None:
-        """Take no step: the loss or the gradients of a replica were not finite.
-
-        Args:
-            replica: whose they were.
-            step: index of the step that they would have belonged to.
-        """
+        """Take no step with gradients of a replica, since they or their loss are not finite."""
 
     def lead(self) -> None:
         """Write the run's files from now on, since all replicas before this one are lost."""
 
     def flush(self) -> None:
-        """Wait for the checkpoint that is being written: all are about to rest, or to end."""
+        """Wait until the last checkpoint is written: all are about to rest, or to end."""
 
     def rest(self, step: int, *, stop: bool) -> None:
         """Save a checkpoint: all ranks are here, and nothing is under way between them.
 
         Args:
             step: number of optimizer steps on a global batch that are done, or begun.
-            stop: whether the run ends after it; the strategy then has no more items.
+            stop: whether the run ends after it; no items come then.
         """
 
 
 class Strategy(Protocol):
-    """How replicas agree.
-
-    Those whose replicas take steps of their own derive from `own_steps.OwnSteps`, which has more.
+    """How replicas agree. `own_steps.OwnSteps` is the base of those with steps of their own.
 
     Attributes:
         peers: the ranks that take every step together: all of them or none change their weights.
@@ -118,13 +111,13 @@ class Strategy(Protocol):
     def items(self, first_step: int, is_evaluated: bool, loop: Loop) -> Iterator[Item]:
         """Yield the items that this rank takes a step with, until the run ends.
 
-        Before the next one is asked for, the step must have been handed to the device, and the
-        strategy been told of it (`hear`). What else is due, it asks the loop for.
+        Before it asks for the next item, the caller must hand the step to the device, and call
+        `hear`. The strategy asks the loop for all else that is due.
 
         Args:
             first_step: number of steps that were done before.
             is_evaluated: whether the evaluation that is due after them has been done.
-            loop: that of this rank.
+            loop: the loop of this rank.
         """
         ...
 
@@ -139,20 +132,15 @@ class Strategy(Protocol):
         """Exchange gradients with others than the peers if that is due, before the optimizer.
 
         Args:
-            gradients: of this rank's stages, summed over its peers; they are changed in place.
-            moments: of BatchNorm in the micro-batches of the step, (micro-batches, 3, channels).
+            gradients: those of this rank's stages, summed over its peers; changed in place.
+            moments: BatchNorm's, in the micro-batches of the step, (micro-batches, 3, channels).
             is_finite: whether this rank's gradients, and the loss if it knows it, are finite; a
                 scalar on the device.
-            num_samples: samples of the item.
-            loss: of the item, a scalar on the device, on ranks of the last stage.
+            num_samples: number of samples of the item.
+            loss: that of the item, a scalar on the device; None except on the last stage.
         """
         ...
 
     def hear(self, agreement: Agreement, *, is_full: bool = True) -> None:
-        """Be told of each step after the optimizer.
-
-        Args:
-            agreement: what the peers have said in it.
-            is_full: whether its batch was a full one (`vigpipe.job.fill.Fill`).
-        """
+        """Be told, after each step, what the peers agreed on, and whether its batch was full."""
         ...

@@ -3,8 +3,8 @@
 Step s is one optimizer step on the global batch, and replica r computes its share r. The gradients
 are summed at the end of the last backward (`parallel.gradients`), so the replicas stay equal.
 
-Exchanged are gradients: with --sync drain or ddp, a ring sends 2 (D - 1) / D * 4 P bytes a rank and
-step, P being the rank's parameters in float32; with --sync double twice as many; with --compress
+With --sync drain or ddp, a ring sends 2 (D - 1) / D * 4 P bytes of gradients a rank and step, P
+being the rank's parameters in float32; with --sync double it sends twice as many, with --compress
 fewer (`replication.compression`).
 """
 
@@ -18,18 +18,12 @@ from vigpipe.replication.strategy import Item, Loop, Outcome
 
 
 class Synchronous:
-    """The strategy of ranks that take every step together; see `Strategy`.
-
-    Args:
-        course: the steps of the run.
-        replica_index: the replica that this rank belongs to.
-        peers: all ranks.
-    """
+    """The strategy of ranks that take every step together, so that all ranks are peers."""
 
     def __init__(self, course: Course, replica_index: int, peers: Peers) -> None:
         self.peers = peers
         self._course, self._replica_index = course, replica_index
-        self._saves = self._stops = False  # what a rank wants after the last step
+        self._saves = self._stops = False  # whether a rank wants that after the last step
 
     def items(self, first_step: int, is_evaluated: bool, loop: Loop) -> Iterator[Item]:
         """Yield an item of every step that is left; the same steps on all ranks."""
@@ -38,7 +32,7 @@ class Synchronous:
             self._saves |= loop.evaluate(course.epoch(first_step - 1))
             self._rest(first_step, loop)
         for step in range(first_step, course.num_steps):
-            evaluation = course.next_evaluation(step)  # workers read test images then
+            evaluation = course.next_evaluation(step)  # data workers read test images then
             number, *_ = ahead = course.items(step, evaluation, self._replica_index)
             is_evaluation_due = step + 1 == evaluation
             yield Item(number, is_evaluation_due, ahead[1:])
@@ -61,9 +55,9 @@ class Synchronous:
         num_samples: int,
         loss: Tensor | None,
     ) -> Outcome:
-        """Take the step with the gradients as they are: all replicas are peers."""
+        """Take the step with these gradients, which all replicas have in common."""
         return Outcome(moments)
 
     def hear(self, agreement: Agreement, *, is_full: bool = True) -> None:
-        """Note what the ranks want after the step that they have just taken."""
+        """Note what the ranks want after the step."""
         self._saves, self._stops = agreement.save, agreement.stop
