@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 
+from vigpipe.replication.course import Course
 from vigpipe.replication.decisions import Decision, Kind
 from vigpipe.replication.member import Member, NoItem
+from vigpipe.replication.table import Table
 
 
 def decide(member: Member) -> Iterator[Decision | None]:
@@ -27,7 +29,7 @@ def decide(member: Member) -> Iterator[Decision | None]:
             yield Decision(Kind.TELL)
             if (yield from member.rest()):
                 yield from _lead(member)
-                yield _decision_of_rest(member)
+                yield decision_of_rest(member.see(), member.rules.course)
         elif isinstance(item, NoItem):  # NONE_LEFT; it is never TOO_EARLY without a server
             yield Decision(Kind.TELL)
             if member.leaves_early:
@@ -55,7 +57,6 @@ def _lead(member: Member) -> Iterator[Decision]:
         yield Decision(Kind.LEAD)
 
 
-def _decision_of_rest(member: Member) -> Decision:
-    table = member.see()
-    kind = Kind.STOP if table.stops else Kind.REST
-    return Decision(kind, member.rules.course.steps_with(table.rested))
+def decision_of_rest(table: Table, course: Course) -> Decision:
+    """Return the decision to save, and perhaps to stop, on which all have agreed."""
+    return Decision(Kind.STOP if table.stops else Kind.REST, course.steps_with(table.rested))

@@ -20,15 +20,16 @@ from torch import Tensor
 
 from vigpipe.config.options import TrainConfig
 from vigpipe.config.replication import OUTLIVING
+from vigpipe.launch.failures import is_lost_peer
 from vigpipe.parallel.agreement import (
     NOTHING_WANTED,
     Agreement,
+    Status,
     agree,
     all_gather_values,
     holds_everywhere,
 )
 from vigpipe.parallel.counterparts import Counterparts
-from vigpipe.replication.attempt import attempt
 from vigpipe.replication.averages import Averages, RoundedWeights
 from vigpipe.replication.company import Company
 from vigpipe.replication.course import Course
@@ -344,14 +345,20 @@ class OwnSteps:
         """Exchange something with a partner; return None if a rank of it is lost meanwhile."""
         if not self.company.outlives or partner == ALL:
             return exchange()
-        # If the exchange fails, what compression has left out is as before.
         before = {name: tensor.clone() for name, tensor in self.tensors().items()}
-        result, is_done = attempt(exchange, self.peers)
-        if is_done:
+        result, is_done = None, True
+        try:
+            result = exchange()
+        except RuntimeError as error:
+            if not is_lost_peer(error):
+                raise
+            is_done = False
+        if agree(Status(finite=is_done), self.peers).finite:
             return result
+        # The exchange does not count, so compression goes on with what it had before.
         for name, tensor in self.tensors().items():
             tensor.copy_(before[name])
-        if isinstance(self._member, Member):
+        if self._member is not None:
             with contextlib.suppress(StoreLostError):
                 self._member.part(partner)
             self._place.give_up(partner)

@@ -20,19 +20,17 @@ For P numbers in float32, a worker sends 4 P bytes for an item, and the server a
 make 4 P D bytes each way through one rank, where a ring moves less than 8 P through each.
 """
 
-import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vigpipe.parallel.agreement import Status, agree, holds_everywhere
 from vigpipe.parallel.counterparts import Counterparts
-from vigpipe.replication.attempt import attempt
 from vigpipe.replication.decisions import Decision, Kind
 from vigpipe.replication.own_steps import OwnSteps
 from vigpipe.replication.serving import (
@@ -47,7 +45,6 @@ from vigpipe.replication.store import StoreLostError
 from vigpipe.replication.strategy import Item, Loop, Outcome, Pushed
 from vigpipe.replication.table import SharedTable
 
-T = TypeVar("T")
 _NUM_FACTS = 3  # item, samples and loss are sent before the moments
 
 
@@ -145,7 +142,7 @@ class Server(_WithServer):
         if kind is Kind.PULL:
             self._pulled_at[worker] = self._num_updates, perf_counter()
             with self._diary.doing("averaged"):
-                self._with(worker, lambda: self._exchange.send(self._parameters, worker))
+                self._unless_lost(lambda: self._exchange.send(self._parameters, worker), worker)
             return
         if kind not in (Kind.PUSH, Kind.PASS, Kind.SKIP):
             yield from super()._do(decision, loop)
@@ -154,7 +151,7 @@ class Server(_WithServer):
         pushed = None
         if kind is Kind.PUSH:
             with self._averaging():
-                pushed = self._with(worker, lambda: self._receive(worker, step))
+                pushed = self._unless_lost(lambda: self._receive(worker, step), worker)
             if pushed is None:
                 return
         is_accepted = True
@@ -173,17 +170,6 @@ class Server(_WithServer):
         elif kind is Kind.SKIP:
             loop.skip(worker, step)
         self._num_served += 1
-
-    def _with(self, worker: int, exchange: Callable[[], T]) -> T | None:
-        """Exchange something with a worker; return None if a rank of it is lost meanwhile."""
-        result, is_done = attempt(exchange, self.peers)
-        if is_done:
-            return result
-        if isinstance(self._member, ServerMember):
-            with contextlib.suppress(StoreLostError):
-                self._member.lose(worker)
-            self._place.give_up(worker)
-        return None
 
     @torch.no_grad()
     def _receive(self, worker: int, step: int) -> Pushed:

@@ -16,6 +16,7 @@ from functools import partial
 
 from vigpipe.errors import InputError
 from vigpipe.replication.course import Course
+from vigpipe.replication.decide import decision_of_rest
 from vigpipe.replication.decisions import Decision, Kind
 from vigpipe.replication.member import Member, NoItem, Rules, Waiting
 from vigpipe.replication.record import Push, Recorded
@@ -67,7 +68,7 @@ def serve(server: "ServerMember") -> Iterator[Decision | None]:
             server.answer()
             if server.rested.saves:  # the rows of all gradients belong to the checkpoint
                 yield Decision(Kind.TELL)
-            yield from _decisions_of_rest(server.rested, server.rules.course)
+                yield decision_of_rest(server.rested, server.rules.course)
         elif server.ends():
             yield Decision(Kind.TELL)
             yield Decision(Kind.END)
@@ -82,11 +83,6 @@ def _evaluation(member: "WorkerMember | ServerMember", table: Table) -> Iterator
         member.evaluated = table.evaluated
         course = member.rules.course
         yield Decision(Kind.EVALUATE, course.epoch(table.evaluated // course.num_replicas))
-
-
-def _decisions_of_rest(table: Table, course: Course) -> Iterator[Decision]:
-    if table.saves:
-        yield Decision(Kind.STOP if table.stops else Kind.REST, course.steps_with(table.rested))
 
 
 def _evaluation_due(table: Table, course: Course) -> int:
@@ -151,7 +147,8 @@ class WorkerMember(Member):
             yield from _evaluation(self, table)
         while (table := self._table.read()).answered < closing:
             yield None
-        yield from _decisions_of_rest(table, self.rules.course)
+        if table.saves:
+            yield decision_of_rest(table, self.rules.course)
 
     @property
     def is_leader(self) -> bool:
@@ -269,6 +266,10 @@ class ServerMember:
         self._table.lose(worker)
         if not self._table.last_seen.left:
             raise RuntimeError("all workers are lost")
+
+    def part(self, partner: int) -> None:
+        """Go on without a worker that was lost within an exchange, which does not count then."""
+        self.lose(partner)
 
     def known(self) -> Table:
         """Return the table as it was last seen; the server has done nothing since."""
