@@ -11,37 +11,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch.distributed as dist
 
 P = ParamSpec("P")
 T = TypeVar("T")
 _LOOK_SECONDS = 0.5  # the thread looks at the calls this often
-
-
-class Store(Protocol):
-    """The methods of torch's stores that heartbeats and parcels need."""
-
-    def get(self, key: str, /) -> bytes:
-        """Return a value; wait until it is there."""
-        ...
-
-    def set(self, key: str, value: str, /) -> None:
-        """Set a value."""
-        ...
-
-    def add(self, key: str, amount: int, /) -> int:
-        """Add to a number, which begins with 0, and return the sum."""
-        ...
-
-    def check(self, keys: list[str], /) -> bool:
-        """Whether all of these keys have values."""
-        ...
-
-    def delete_key(self, key: str, /) -> bool:
-        """Delete a value; return whether there was one."""
-        ...
 
 
 class StoreLostError(RuntimeError):
@@ -65,15 +41,15 @@ class WatchedStore:
             threading.Thread(target=self._watch, args=(port,), daemon=True).start()
 
     def get(self, key: str) -> bytes:
-        """Return a value; see `Store`."""
+        """Return a value; wait until it is there."""
         return self._call(self._store.get, key)
 
     def set(self, key: str, value: str) -> None:
-        """Set a value; see `Store`."""
+        """Set a value."""
         self._call(self._store.set, key, value)
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number; see `Store`."""
+        """Add to a number, which begins with 0, and return the sum."""
         return self._call(self._store.add, key, amount)
 
     def check(self, keys: list[str]) -> bool:
@@ -85,7 +61,7 @@ class WatchedStore:
         return self._call(self._store.compare_set, key, expected, desired)
 
     def delete_key(self, key: str) -> bool:
-        """Delete a value; see `Store`."""
+        """Delete a value; return whether there was one."""
         return self._call(self._store.delete_key, key)
 
     def section(self, prefix: str) -> Any:  # noqa: ANN401 - torch does not export the class
@@ -116,6 +92,10 @@ class WatchedStore:
             oldest = min(self._begun.copy().values(), default=now)
             if now - max(oldest, since) > self._timeout:
                 _close_connections(port)
+
+
+# Heartbeats and parcels also work with a store of torch itself, as in tests.
+Store = WatchedStore | dist.Store  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _port_of(store: Any) -> int | None:  # noqa: ANN401
