@@ -40,7 +40,7 @@ class Company:
 
     def __init__(self, place: Place, num_replicas: int, *, outlives: bool) -> None:
         self.outlives = outlives
-        # The first rank gives up first: its peers, which wait for it, do so for twice as long.
+        # The first rank gives up before its peers, which wait for it twice as long.
         self.store = WatchedStore(place.open_store(), place.timeout_seconds / 2)
         self.decisions = Decisions(place.peers)
         self.first = new_table(num_replicas, has_server=place.num_teams > num_replicas)
@@ -182,7 +182,7 @@ class Company:
             return {rank: json.loads(self.store.get(f"{prefix}{rank}")) for rank in self._ranks}
 
     def close(self) -> None:
-        """Stop to decide and to watch, after the last work that is done together."""
+        """Stop deciding and watching, after the last work that is done together."""
         self.decisions.end()
         if self._alive is not None:
             self._alive.close()
@@ -202,6 +202,7 @@ class Company:
 
 
 def _come(shared: SharedTable, member: int) -> Iterator[Decision | None]:
+    """Come to a meeting of all that are left, and wait until it begins."""
 
     def come(table: Table) -> int:
         number = table.meetings

@@ -81,7 +81,7 @@ class Decisions:
         self._decide, self._check = decide, check
 
     def end(self) -> None:
-        """Stop to decide."""
+        """Stop deciding."""
         self.begin(iter(()), lambda: None)
 
     def next(self, decide: Iterator[Decision | None] | None = None) -> Decision:

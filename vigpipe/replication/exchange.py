@@ -122,6 +122,7 @@ class Exchange:
         return [p.view_as(t) for p, t in zip(flat.split(sizes), like, strict=True)]
 
     def _swap(self, values: Tensor, partner: int) -> list[Tensor]:
+        """Exchange values with a partner; return those of both, in the order of the replicas."""
         other = torch.empty_like(values)
         self._wait_for(
             self._message(dist.isend, values.contiguous(), partner),

@@ -36,7 +36,7 @@ class Survivors(Counterparts):
         self.size, self.place = size, place
         self._gloo: Any = None
         if size > 1:
-            # This rank gives up first: its peers, which wait for it, do so for twice as long.
+            # This rank gives up before its peers, which wait for it twice as long.
             timeout = timedelta(seconds=timeout_seconds / 2)
             self._gloo = dist.ProcessGroupGloo(store, place, size, timeout)  # pyright: ignore
 

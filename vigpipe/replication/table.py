@@ -210,12 +210,11 @@ class Table:
 
     def progress(self) -> dict[str, Any]:
         """Return the entries that a checkpoint keeps: a later run goes on with them."""
-        passing = (
-            *("pulled", "tickets", "wanted", "closings", "answered", "rested", "saves", "stops"),
-            *("save_wanted", "stop_wanted", "rests", "finished", "partners", "waiting"),
-            *("meetings", "present", "circle", "reports", "verdict", "is_over", "version", "by"),
+        kept = (
+            *("drawn", "begun", "returned", "lost", "taken", "leases", "ahead", "last", "samples"),
+            *("joined", "given", "given_samples", "evaluated", "updates"),
         )
-        return {name: value for name, value in vars(self).items() if name not in passing}
+        return {name: getattr(self, name) for name in kept}
 
     def seen(self) -> dict[str, Any]:
         """Return the table as this replica knows it, for `progress_of_those_left`."""
