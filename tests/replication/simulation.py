@@ -71,11 +71,11 @@ class StoreToBeLost:
 class Log:
     """What has happened in a simulation."""
 
-    items: dict[int, list[int]]  # that steps were taken with, by replica
+    items: dict[int, list[int]]  # each replica's items with which it took steps
     given_back: Counter[int] = field(default_factory=Counter)  # items of steps that were not taken
     averages: Counter[int] = field(default_factory=Counter)  # replicas at each average, by number
     pairs: list[tuple[int, int]] = field(default_factory=list)  # averages of two, in order
-    dead: list[int] = field(default_factory=list)  # in order
+    dead: list[int] = field(default_factory=list)  # replicas in the order of their deaths
     # What each replica knows that has lost the store, from `Table.seen`.
     left: dict[int, dict[str, Any]] = field(default_factory=dict)
     # Steps after which a replica has given its weights for an average, and has applied it.
@@ -86,14 +86,14 @@ class Log:
     seconds: float = 0.0  # when the last replica ended
     busy: list[float] = field(default_factory=list)  # seconds of work of each replica
     table: Table = field(init=False)  # at the end
-    events: list[dict[str, int]] = field(default_factory=list)  # of all replicas
+    events: list[dict[str, int]] = field(default_factory=list)  # what all replicas have recorded
 
 
 def simulate(
     make_member: Callable[[SharedTable, int], Member],  # given its view of the table and its index
     course: Course,
     *,
-    seed: int = 0,  # of all delays
+    seed: int = 0,  # draws all delays
     cost: Callable[[int, random.Random], float] = lambda replica, rng: rng.expovariate(1.0),
     exchange: float = 0.01,  # most seconds of an average
     look: tuple[float, float] = (0.1, 0.6),  # seconds between two looks of one that waits
@@ -102,7 +102,7 @@ def simulate(
     kill_at: int | None = None,  # number of rests after which the run ends
     die: float = 0.0,  # probability that a replica dies, at each of its events; one stays alive
     lose_store_after: int | None = None,  # calls of each replica, or some more
-    progress: dict[str, Any] | None = None,  # of an earlier run, which this one goes on with
+    progress: dict[str, Any] | None = None,  # an earlier run left it
     watch: Callable[[Table], None] = lambda table: None,  # called after every event
 ) -> Log:
     """Simulate the replicas of a run; raise Deadlock if nobody can go on."""

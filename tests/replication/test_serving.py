@@ -37,13 +37,13 @@ seeds = pytest.mark.parametrize(
 class Log:
     """What has happened in a simulation."""
 
-    items: list[int] = field(default_factory=list)  # whose gradients the server took, in order
+    items: list[int] = field(default_factory=list)  # the server took their gradients in this order
     events: list[dict[str, Any]] = field(default_factory=list)  # the record
     evaluated: list[int] = field(default_factory=list)  # items that the server had taken then
-    num_rests: int = 0  # of all
+    num_rests: int = 0
     seconds: float = 0.0  # when the last one ended
-    most_ahead: int = 0  # of the slowest that had items left
-    progress: dict[str, Any] = field(default_factory=dict)  # of the last rest
+    most_ahead: int = 0  # compared with the slowest that had items left
+    progress: dict[str, Any] = field(default_factory=dict)  # what the last rest has kept
     untold: int = 0  # gradients before a rest that its checkpoint does not know of
     dead: list[int] = field(default_factory=list)  # workers, in order
     table: Table = field(init=False)  # at the end
@@ -52,19 +52,19 @@ class Log:
 def simulate(
     course: Course,
     *,
-    seed: int = 0,  # of all delays
+    seed: int = 0,  # draws all delays
     staleness: int | None = None,  # the bound; None for none
     from_pool: bool = True,
     slow: float = 1.0,  # how many times longer the last worker takes
     close: float = 0.0,  # probability that somebody wants a checkpoint after an item
-    only_workers_ask: bool = False,  # for a checkpoint
+    only_workers_ask: bool = False,  # whether the server never wants a checkpoint
     bad: float = 0.0,  # probability that a gradient is not finite
     die: float = 0.0,  # probability that a worker dies, at each of its events; one stays alive
     steady: bool = False,  # whether all items of a worker take equally long
     look: float = 0.1,  # most seconds between two looks of one that waits
     ends_at_rest: bool = False,  # whether the run ends at the first rest
     recorded: list[Recorded] | None = None,  # what is done again
-    progress: dict[str, Any] | None = None,  # of an earlier run, which this one goes on with
+    progress: dict[str, Any] | None = None,  # an earlier run left it
 ) -> Log:
     """Simulate a server and its workers."""
     rng, size = random.Random(seed), course.num_replicas

@@ -46,7 +46,7 @@ class Company:
         self.first = new_table(num_replicas, has_server=place.num_teams > num_replicas)
         self.has_left = False
         self._place, self._num_replicas = place, num_replicas
-        self._steps_of_lost: dict[int, int] = {}  # by replica: the steps that it had taken
+        self._steps_of_lost: dict[int, int] = {}  # the steps that each lost replica had taken
         # The first rank of the replica has these once it has begun.
         self._table: SharedTable | None = None
         self._alive: Alive | None = None
@@ -91,7 +91,7 @@ class Company:
     def lost(self) -> dict[int, int]:
         """Return the replicas that were lost since the start, and after how many steps each."""
         if self.outlives:
-            with contextlib.suppress(StoreLostError):  # which the next decision says to all
+            with contextlib.suppress(StoreLostError):  # the next decision tells all ranks
                 table = read_table(self.store)
                 lost = enumerate(table.lost)
                 self._steps_of_lost = {r: table.taken[r] for r, is_lost in lost if is_lost}

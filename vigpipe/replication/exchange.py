@@ -21,7 +21,7 @@ from torch import Tensor
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.decisions import ALL
 
-BLOCK = 1 << 16  # a CPU averages so many numbers at once
+BLOCK = 1 << 16  # number of numbers that a CPU averages at once
 
 
 class Exchange:

@@ -52,8 +52,8 @@ class GossipMember(Member):
     ) -> None:
         super().__init__(table, replica_index, rules, recorded)
         self._random = random.Random(f"{rules.seed} {replica_index}")
-        self._drew_at = table.read().taken[replica_index]  # it drew last after so many steps
-        self._met_at = 0  # it met a partner last in, or after, this step
+        self._drew_at = table.read().taken[replica_index]  # number of its steps when it drew last
+        self._met_at = 0  # the step in or after which it met a partner last
 
     def average(self, *, in_step: bool) -> Waiting[Decision]:
         """Come to an average with a partner, if there is one and it is time; wait for the other."""

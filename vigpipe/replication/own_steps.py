@@ -213,7 +213,8 @@ class OwnSteps:
             with self._diary.doing("saved"):
                 loop.complete()
                 loop.flush()
-            agree(NOTHING_WANTED, self.peers)  # or a peer could still send rows after the rest
+            # Without this, a peer could still send rows after the rest.
+            agree(NOTHING_WANTED, self.peers)
         else:
             assert kind in (Kind.REST, Kind.STOP)
             with self._diary.doing("saved"):
@@ -401,7 +402,8 @@ class OwnSteps:
         """
         if self._samples_at_end is None:
             self._samples_at_end = self._samples
-        self._samples = self._samples_at_end  # as before, if a loss makes all try again
+        # If a replica is lost meanwhile, all try this again, with the samples from before.
+        self._samples = self._samples_at_end
         num_bytes = self._exchange.bytes_sent
         self._averages = self._exchange = Exchange(left)
         self._exchange.bytes_sent = num_bytes
@@ -434,7 +436,8 @@ class OwnSteps:
 
     def _take_events(self) -> list[dict[str, Any]]:
         """Return what this replica has done since the last call, on its first rank."""
-        told = self._diary.take_rows(self._place.team)  # on other ranks too, or they would pile up
+        # The rows are taken on other ranks too, where they would pile up otherwise.
+        told = self._diary.take_rows(self._place.team)
         if self._member is None:
             return []
         events, self._member.events = self._member.events, []

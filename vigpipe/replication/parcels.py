@@ -49,7 +49,7 @@ class Inbox:
         if store.check([_NOTED]):
             before = json.loads(store.get(_NOTED))
             self._next, self.noted = before["next"], before["facts"]
-        self._first_kept = dict(self._next)  # by rank: the first parcel that was not deleted
+        self._first_kept = dict(self._next)  # each rank's first parcel that was not deleted
 
     def take(self) -> Iterator[dict[str, Any]]:
         """Yield the parcels that have come since the last call, rank by rank."""

@@ -22,8 +22,8 @@ from vigpipe.replication.metrics import accounted_seconds, samples_per_second
 
 MOST = 16  # no rule asks for more replicas
 FLAT = 0.05  # a gain that is smaller counts as none
-WINDOW = 5  # a mean is taken over so many readings
-HOLD_OFF = 20  # after going back, so many readings come before more replicas are tried again
+WINDOW = 5  # number of readings in a mean
+HOLD_OFF = 20  # number of readings after going back, before more replicas are tried again
 
 
 class Reading(NamedTuple):
@@ -147,12 +147,12 @@ class Prediction(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """What one more would bring, as a share."""
+        """The share of throughput that one more would bring."""
         return self.with_one_more / self.per_second - 1
 
     @property
     def loss(self) -> float | None:
-        """What one fewer would cost, as a share."""
+        """The share of throughput that one fewer would cost."""
         if self.with_one_fewer is None:
             return None
         return 1 - self.with_one_fewer / self.per_second
@@ -212,7 +212,7 @@ def predict(
         return None
 
     def rate(waits: float = 1.0, averages: float = 1.0) -> float:
-        """Return samples/s of the mean replica if it waits and averages so many times as long."""
+        """Return samples/s of the mean replica, its waits and averages multiplied by these."""
         return fmean(
             samples_per_second(
                 {
@@ -233,7 +233,7 @@ def predict(
         return Prediction(num, now, more, fewer, samples)
 
     def traffic(num_replicas: int) -> float:
-        """Return the time of an average of so many replicas, relative to one of all now."""
+        """Return the time of an average of this many replicas, relative to one of all now."""
         share = 2 * (num_replicas - 1) / num_replicas
         return share / (2 * (num - 1) / num) if averages_all else 1.0
 

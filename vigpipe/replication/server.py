@@ -80,7 +80,7 @@ class Worker(_WithServer):
         if decision.kind is Kind.PULL:
             self._pull()
             return
-        self._item = decision.number  # for TAKE
+        self._item = decision.number  # if it is to TAKE one
         yield from super()._do(decision, loop)
 
     def _ask_to_save(self) -> None:
@@ -123,7 +123,7 @@ class Server(_WithServer):
 
     def _prepare(self) -> None:
         super()._prepare()
-        self._pulled_at: dict[int, tuple[int, float]] = {}  # by worker: version and time
+        self._pulled_at: dict[int, tuple[int, float]] = {}  # each worker's version and time
         self._staleness: Counter[int] = Counter()
         self._num_updates = self._num_served = 0
 
@@ -155,7 +155,7 @@ class Server(_WithServer):
             if pushed is None:
                 return
         is_accepted = True
-        if isinstance(self._member, ServerMember):  # on the first rank
+        if isinstance(self._member, ServerMember):  # only the first rank has one
             try:
                 is_accepted = self._member.accept(worker)
             except StoreLostError:  # the next decision tells all ranks

@@ -35,7 +35,7 @@ class WatchedStore:
 
     def __init__(self, store: Any, timeout_seconds: float) -> None:  # noqa: ANN401
         self._store, self._timeout = store, timeout_seconds
-        self._begun: dict[int, float] = {}  # by thread: when its open call began
+        self._begun: dict[int, float] = {}  # when each thread's open call began
         self._ends = threading.Event()
         if (port := _port_of(store)) is not None:
             threading.Thread(target=self._watch, args=(port,), daemon=True).start()

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Channels = Mapping[str, Tensor]  # by the name of a group: one replica's channels, ascending
+Channels = Mapping[str, Tensor]  # one replica's channels of each named group, ascending
 
 
 def draw_channels(

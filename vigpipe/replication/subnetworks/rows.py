@@ -33,11 +33,11 @@ from vigpipe.replication.exchange import Exchange
 from vigpipe.replication.subnetworks.draws import Channels
 from vigpipe.replication.subnetworks.moments import is_moment
 
-_NUMBERS_AT_ONCE = 1 << 24  # slices of so many numbers are exchanged together
-_COLUMNS_AT_ONCE = 512  # so many columns of a mapped tensor are copied together
+_NUMBERS_AT_ONCE = 1 << 24  # limits the slices that are exchanged together
+_COLUMNS_AT_ONCE = 512  # limits the columns of a mapped tensor that are copied together
 _VARIANCE, _MEAN = "running_var", "running_mean"
 
-Index = Mapping[int, Tensor]  # by dimension: indices of some of its entries
+Index = Mapping[int, Tensor]  # some entries' indices in each of some dimensions
 
 
 @dataclass(frozen=True)
