@@ -98,11 +98,9 @@ class Rows:
         for names in self._batches():
             cut = [[_picked(self.stored[n], self._to_cut(n, c)) for n in names] for c in chosen]
             targets = [[self._in_slice(n, own, rank) for n in names] for rank in self._ranks]
-            received = self._swapped(cut, names, targets)
-            for indices, pieces in zip(targets, received, strict=True):
-                for name, index, piece in zip(names, indices, pieces, strict=True):
-                    ((dim, entries),) = index.items()
-                    self._narrow(name).index_copy_(dim, entries.to(piece.device), piece)
+            for name, index, piece in self._swapped(cut, names, targets):
+                ((dim, entries),) = index.items()
+                self._narrow(name).index_copy_(dim, entries.to(piece.device), piece)
 
     def give(self, chosen: Sequence[Channels]) -> None:
         """Put the slices of the sub-models back, and average their whole tensors."""
@@ -113,11 +111,9 @@ class Rows:
                 for rank in self._ranks
             ]
             targets = [[self._to_cut(n, channels) for n in names] for channels in chosen]
-            received = self._swapped(cut, names, targets)
-            for indices, pieces in zip(targets, received, strict=True):
-                for name, index, piece in zip(names, indices, pieces, strict=True):
-                    entries = [index.get(dim) for dim in range(piece.dim())]
-                    mapped.put_entries(self.stored[name], piece.cpu(), entries)
+            for name, index, piece in self._swapped(cut, names, targets):
+                entries = [index.get(dim) for dim in range(piece.dim())]
+                mapped.put_entries(self.stored[name], piece.cpu(), entries)
         self._average_whole()
 
     @property
@@ -165,10 +161,11 @@ class Rows:
         cut: Sequence[Sequence[Tensor]],
         names: Sequence[str],
         targets: Sequence[Sequence[Index]],
-    ) -> Iterator[list[Tensor]]:
-        """Send each rank its pieces of the named tensors; yield those that each rank sends.
+    ) -> Iterator[tuple[str, Index, Tensor]]:
+        """Send each rank its pieces of the named tensors; yield those that it sends.
 
-        For each rank, `targets` says where its pieces will be put, so which shapes they have.
+        For each rank, `targets` says where its pieces will be put. They come with their names and
+        these indices.
         """
         shapes = [
             [self._shape(name, index) for name, index in zip(names, indices, strict=True)]
@@ -180,9 +177,10 @@ class Rows:
         received = self.between.swap(flat, sizes)
         own = flat[self.between.place].nbytes
         self.bytes_sent += sum(part.nbytes for part in flat) - own
-        for part, of_rank in zip(received, shapes, strict=True):
-            pieces = part.split([math.prod(shape) for shape in of_rank])
-            yield [piece.view(shape) for piece, shape in zip(pieces, of_rank, strict=True)]
+        for flat_pieces, of_rank, indices in zip(received, shapes, targets, strict=True):
+            pieces = flat_pieces.split([math.prod(shape) for shape in of_rank])
+            for name, index, shape, piece in zip(names, indices, of_rank, pieces, strict=True):
+                yield name, index, piece.view(shape)
 
     def _shape(self, name: str, index: Index) -> tuple[int, ...]:
         shape = list(self._narrow(name).shape)
