@@ -16,7 +16,7 @@ from typing import Any
 
 from vigpipe.replication.course import Course
 from vigpipe.replication.decide import decide
-from vigpipe.replication.decisions import ALL, Decision, Kind
+from vigpipe.replication.decisions import ALL, Action, Decision
 from vigpipe.replication.member import Member
 from vigpipe.replication.store import StoreLostError
 from vigpipe.replication.table import SharedTable, Table, new_table, read_table, resumed_table
@@ -167,7 +167,7 @@ def simulate(
             leave(r, time)
             continue
         try:
-            decision = next(replicas[r], Decision(Kind.END))
+            decision = next(replicas[r], Decision(Action.END))
             watch(members[r].see())
         except StoreLostError:
             known = members[r].known()
@@ -184,49 +184,49 @@ def simulate(
             at(time + rng.uniform(*look), r)
             continue
         idle_looks = 0
-        kind = decision.kind
-        if r in open_item and kind is not Kind.NO_STEP:
+        action = decision.action
+        if r in open_item and action is not Action.NO_STEP:
             item = open_item.pop(r)
             log.items[r].append(item)
             if rng.random() < close:
                 members[r].close()
-        if kind is Kind.TAKE:
+        if action is Action.TAKE:
             open_item[r] = decision.number
             seconds = cost(r, rng)
             log.busy[r] += seconds
             at(time + seconds, r)
-        elif kind is Kind.GIVE:
+        elif action is Action.GIVE:
             log.given[r].append(len(log.items[r]))
             at(time, r)
-        elif kind is Kind.AVERAGE and overlap:
+        elif action is Action.AVERAGE and overlap:
             log.applied[r].append(len(log.items[r]))
             log.averages[len(log.applied[r])] += 1
             at(time, r)
-        elif kind is Kind.AVERAGE and decision.number == ALL:
+        elif action is Action.AVERAGE and decision.number == ALL:
             log.averages[came["average", r] + 1] += 1
             meet("average", size - 1, time, r)
-        elif kind is Kind.AVERAGE and decision.number in (*log.dead, *log.left):
+        elif action is Action.AVERAGE and decision.number in (*log.dead, *log.left):
             with contextlib.suppress(StoreLostError):
                 members[r].part(decision.number)
             at(time + exchange, r)
-        elif kind is Kind.AVERAGE:
+        elif action is Action.AVERAGE:
             pair = (min(r, decision.number), max(r, decision.number))
             meet(pair, 1, time, r)
-        elif kind in (Kind.REST, Kind.STOP):
+        elif action in (Action.REST, Action.STOP):
             log.rests += [decision.number] if r == 0 else []
             came["rest", r] += 1
             if came["rest", r] == kill_at:
                 ended += 1
             else:
                 at(time, r)
-        elif kind is Kind.NO_STEP:
+        elif action is Action.NO_STEP:
             log.given_back[open_item.pop(r)] += 1
             at(time, r)
-        elif kind in (Kind.END, Kind.LEAVE):
+        elif action in (Action.END, Action.LEAVE):
             ended += 1
             log.seconds = max(log.seconds, time)
         else:
-            if kind is Kind.EVALUATE:
+            if action is Action.EVALUATE:
                 log.evaluated[r].append(decision.number)
             at(time, r)
     if ended < size - len(log.dead):

@@ -12,7 +12,7 @@ import pytest
 from tests.replication.simulation import BusyStore, Deadlock
 from vigpipe.errors import InputError
 from vigpipe.replication.course import Course
-from vigpipe.replication.decisions import Decision, Kind
+from vigpipe.replication.decisions import Action, Decision
 from vigpipe.replication.member import Rules
 from vigpipe.replication.record import Recorded, collect
 from vigpipe.replication.serving import (
@@ -126,25 +126,25 @@ def simulate(
                 raise Deadlock(f"seed {seed}: all wait for ever, {table}")
             at(time + rng.uniform(0.2, 1.0) * look, place)
             continue
-        idle, kind, is_server = 0, decision.kind, place == size
+        idle, action, is_server = 0, decision.action, place == size
         worker = decision.number if is_server else place
-        if is_server and worker in log.dead and kind in (Kind.PULL, Kind.PUSH):
+        if is_server and worker in log.dead and action in (Action.PULL, Action.PUSH):
             server.lose(worker)
             at(time, place)
             continue
-        if is_server and kind in (Kind.PUSH, Kind.PASS, Kind.SKIP):
+        if is_server and action in (Action.PUSH, Action.PASS, Action.SKIP):
             server.accept(worker)
-        if kind is Kind.TAKE:
+        if action is Action.TAKE:
             item_of[worker] = decision.number
             workers[worker].num_given = NOT_FINITE if is_bad[decision.number] else 1
             seconds = 1.0 if steady else rng.expovariate(1.0)
             seconds *= slow if worker == size - 1 else 1.0
             at(time + seconds, place)
-        elif kind is Kind.PULL or (kind is Kind.PUSH and not is_bad[item_of[worker]]):
-            if kind is Kind.PUSH and is_server:
+        elif action is Action.PULL or (action is Action.PUSH and not is_bad[item_of[worker]]):
+            if action is Action.PUSH and is_server:
                 log.items.append(item_of[worker])
-            meet((kind, worker), 2, time, place)
-        elif kind is Kind.REST:
+            meet((action, worker), 2, time, place)
+        elif action is Action.REST:
             if is_server:
                 log.num_rests, log.progress = log.num_rests + 1, server.rested.progress()
                 log.untold += len(server.events) - told
@@ -152,18 +152,18 @@ def simulate(
                 ended += 1
             else:
                 at(time, place)
-        elif kind is Kind.END:
+        elif action is Action.END:
             ended += 1
             log.seconds = max(log.seconds, time)
         else:
-            if kind is Kind.TELL and is_server:
+            if action is Action.TELL and is_server:
                 told = len(server.events)
-            if kind is Kind.EVALUATE and is_server:
+            if action is Action.EVALUATE and is_server:
                 log.evaluated.append(sum(table.taken))
-            if kind is Kind.SKIP:
+            if action is Action.SKIP:
                 log.items.append(item_of[worker])
             at(time, place)
-        if kind is Kind.TAKE and rng.random() < close:
+        if action is Action.TAKE and rng.random() < close:
             (workers[worker] if only_workers_ask or rng.random() < 0.5 else server).close()
     if ended < size + 1 - len(log.dead):
         raise Deadlock(f"seed {seed}: {size + 1 - ended} of {size + 1} wait for others")

@@ -12,7 +12,7 @@ from tests.world import start_command, wait_until
 from vigpipe.launch.failures import is_lost_peer
 from vigpipe.parallel.agreement import Peers
 from vigpipe.replication import store
-from vigpipe.replication.decisions import Decision, Decisions, Kind
+from vigpipe.replication.decisions import Action, Decision, Decisions
 from vigpipe.replication.store import StoreLostError, WatchedStore
 
 HOST = """
@@ -51,7 +51,7 @@ def test_a_store_that_is_killed_or_frozen_is_lost_to_all_calls(number):
 
 def test_all_ranks_of_a_replica_hear_of_it_with_the_next_decision():
     def decide():
-        yield Decision(Kind.TAKE, 3)
+        yield Decision(Action.TAKE, 3)
         yield None
         raise StoreLostError
 

@@ -16,7 +16,7 @@ from vigpipe.launch.failures import is_lost_peer
 from vigpipe.parallel.agreement import Status, agree
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.alive import Alive
-from vigpipe.replication.decisions import Decision, Decisions, Kind
+from vigpipe.replication.decisions import Action, Decision, Decisions
 from vigpipe.replication.parcels import Inbox
 from vigpipe.replication.place import Place
 from vigpipe.replication.store import StoreLostError, WatchedStore
@@ -212,7 +212,7 @@ def _come(shared: SharedTable, member: int) -> Iterator[Decision | None]:
     before = shared.change(come)
     while (number := shared.read().meetings) == before:
         yield None
-    yield Decision(Kind.MEET, number)
+    yield Decision(Action.MEET, number)
 
 
 def _report(shared: SharedTable, member: int, is_done: bool) -> Iterator[Decision | None]:
@@ -220,4 +220,4 @@ def _report(shared: SharedTable, member: int, is_done: bool) -> Iterator[Decisio
     shared.change(lambda table: table.report(member, is_done))
     while (verdict := shared.read().verdict) == PENDING:
         yield None
-    yield Decision(Kind.MEET, verdict)
+    yield Decision(Action.MEET, verdict)

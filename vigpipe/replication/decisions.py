@@ -19,7 +19,7 @@ from vigpipe.replication.store import StoreLostError
 _SLEEP_SECONDS = 1e-3  # the first rank looks at the table this often
 
 
-class Kind(IntEnum):
+class Action(IntEnum):
     """What a replica does next, or whether it takes a step, and with which gradients."""
 
     OWN_GRADIENTS = 0
@@ -49,18 +49,18 @@ class Decision(NamedTuple):
     """What a replica does next.
 
     Attributes:
-        kind: what it does.
+        action: what it does.
         number: the item to take, the epoch to evaluate, the number of steps at a rest, the number
             of the average to give weights for, or the replica to be averaged with (or ALL).
         ahead: for TAKE, the item that comes after this one; -1 if that is not known.
     """
 
-    kind: Kind
+    action: Action
     number: int = 0
     ahead: int = -1
 
 
-OWN_GRADIENTS, NO_STEP = Decision(Kind.OWN_GRADIENTS), Decision(Kind.NO_STEP)
+OWN_GRADIENTS, NO_STEP = Decision(Action.OWN_GRADIENTS), Decision(Action.NO_STEP)
 
 
 class Decisions:
@@ -98,7 +98,7 @@ class Decisions:
             if self._peers.size > 1:
                 decision = self._told(decision)
             if decision is not None:
-                if decision.kind is Kind.STORE_LOST:
+                if decision.action is Action.STORE_LOST:
                     raise StoreLostError
                 return decision
 
@@ -112,11 +112,11 @@ class Decisions:
                 if self._peers.size > 1 and time.perf_counter() - began > EXCHANGE_SECONDS:
                     break
         except StoreLostError:
-            return Decision(Kind.STORE_LOST)
+            return Decision(Action.STORE_LOST)
         return decision
 
     def _told(self, decision: Decision | None) -> Decision | None:
         message = torch.tensor(decision or (-1, 0, -1))
         dist.broadcast(message, group=self._peers.group, group_src=0)
-        kind, *numbers = message.tolist()
-        return None if kind < 0 else Decision(Kind(kind), *numbers)
+        action, *numbers = message.tolist()
+        return None if action < 0 else Decision(Action(action), *numbers)

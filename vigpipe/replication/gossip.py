@@ -31,7 +31,7 @@ import random
 
 from torch import Tensor
 
-from vigpipe.replication.decisions import ALL, NO_STEP, OWN_GRADIENTS, Decision, Kind
+from vigpipe.replication.decisions import ALL, NO_STEP, OWN_GRADIENTS, Action, Decision
 from vigpipe.replication.member import Member, Rules, Waiting
 from vigpipe.replication.own_steps import OwnSteps
 from vigpipe.replication.record import Recorded
@@ -140,7 +140,7 @@ class GossipMember(Member):
             self.note_item(step, table.leases[self._index])
         self._met_at = step
         self.events.append({"replica": self._index, "step": step, "partner": partner})
-        return Decision(Kind.AVERAGE, partner)
+        return Decision(Action.AVERAGE, partner)
 
     def part(self, partner: int) -> None:
         """Record that an average has not taken place, and go on without the partner."""

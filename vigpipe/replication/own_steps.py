@@ -34,7 +34,7 @@ from vigpipe.replication.averages import Averages, RoundedWeights
 from vigpipe.replication.company import Company
 from vigpipe.replication.course import Course
 from vigpipe.replication.decide import decide
-from vigpipe.replication.decisions import ALL, OWN_GRADIENTS, Decision, Kind
+from vigpipe.replication.decisions import ALL, OWN_GRADIENTS, Action, Decision
 from vigpipe.replication.diary import Diary
 from vigpipe.replication.exchange import Exchange
 from vigpipe.replication.feedback import make_compressor
@@ -171,9 +171,9 @@ class OwnSteps:
             decide = self._decide(self.company.open())
             assert self._member is not None
             self.company.begin(decide, self._member.lose)
-        while (decision := self._next_decision()).kind is not Kind.END:
+        while (decision := self._next_decision()).action is not Action.END:
             yield from self._do(decision, loop)
-            if decision.kind in (Kind.STOP, Kind.LEAVE):
+            if decision.action in (Action.STOP, Action.LEAVE):
                 return
         unfinished = max(*first.leases, *first.ahead) >= 0
         if first.drawn < self._course.num_items or unfinished:
@@ -182,8 +182,8 @@ class OwnSteps:
 
     def _do(self, decision: Decision, loop: Loop) -> Iterator[Item]:
         """Do what was decided; if it is to take an item, yield that."""
-        kind, number, ahead = decision
-        if kind is Kind.TAKE:
+        action, number, ahead = decision
+        if action is Action.TAKE:
             before = self._diary.seconds["worked"]
             with self._diary.doing("worked"):
                 yield self._own_share(number, ahead)
@@ -192,23 +192,23 @@ class OwnSteps:
                 if not self._is_full:
                     self._num_partial += 1
                     self._partial_seconds += self._diary.seconds["worked"] - before
-        elif kind is Kind.EVALUATE:
+        elif action is Action.EVALUATE:
             self._evaluate(number, loop)
-        elif kind is Kind.AVERAGE and self._rules.gradients:  # this replica has none to give
+        elif action is Action.AVERAGE and self._rules.gradients:  # this replica has none to give
             self._give_nothing(number)
-        elif kind is Kind.AVERAGE:
+        elif action is Action.AVERAGE:
             self._partner = number
             loop.complete()
             self.average_weights()
-        elif kind is Kind.GIVE:
+        elif action is Action.GIVE:
             self._give(number)
-        elif kind is Kind.LEAD:
+        elif action is Action.LEAD:
             loop.complete()
             loop.lead()
-        elif kind is Kind.LEAVE:
+        elif action is Action.LEAVE:
             loop.complete()
             self.company.has_left = True
-        elif kind is Kind.TELL:
+        elif action is Action.TELL:
             self._tell()
             with self._diary.doing("saved"):
                 loop.complete()
@@ -216,10 +216,10 @@ class OwnSteps:
             # Without this, a peer could still send rows after the rest.
             agree(NOTHING_WANTED, self.peers)
         else:
-            assert kind in (Kind.REST, Kind.STOP)
+            assert action in (Action.REST, Action.STOP)
             with self._diary.doing("saved"):
-                self._before_rest(kind is Kind.STOP)
-                loop.rest(number, stop=kind is Kind.STOP)
+                self._before_rest(action is Action.STOP)
+                loop.rest(number, stop=action is Action.STOP)
             self._outbox.forget()  # the rows are in the files that belong to the checkpoint
 
     def _evaluate(self, epoch: int, loop: Loop) -> None:
@@ -284,12 +284,12 @@ class OwnSteps:
         without samples is not taken, unless other replicas have some.
         """
         self._last_samples = num_samples
-        kind, partner, _ = self._next_decision() if self._rules.gradients else OWN_GRADIENTS
-        if kind is Kind.AVERAGE:
+        action, partner, _ = self._next_decision() if self._rules.gradients else OWN_GRADIENTS
+        if action is Action.AVERAGE:
             return self._average_gradients(gradients, moments, is_finite, num_samples, partner)
-        if kind is Kind.NO_STEP:
+        if action is Action.NO_STEP:
             self._last_samples = None
-        is_taken = kind is Kind.OWN_GRADIENTS and num_samples > 0
+        is_taken = action is Action.OWN_GRADIENTS and num_samples > 0
         return Outcome(moments, None if is_taken else torch.zeros_like(is_finite))
 
     def _average_gradients(
@@ -394,8 +394,8 @@ class OwnSteps:
     def average_at_the_end(self, left: Counterparts) -> None:
         """Make all replicas equal after the last step; their ranks call this together.
 
-        This averages the weights of all replicas, unless the last step has done so. If gradients
-        are averaged otherwise, it counts all samples since the start. It is never compressed.
+        This averages the weights of all replicas, unless the last step has done so. If the run
+        averages gradients, it counts all samples since the start. It is never compressed.
 
         Args:
             left: the ranks with the same stages of the replicas that are left.

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from vigpipe.replication.averages import Differences
-from vigpipe.replication.decisions import ALL, NO_STEP, OWN_GRADIENTS, Decision, Kind
+from vigpipe.replication.decisions import ALL, NO_STEP, OWN_GRADIENTS, Action, Decision
 from vigpipe.replication.member import Member, Waiting
 from vigpipe.replication.outer import Outer
 from vigpipe.replication.own_steps import OwnSteps
@@ -53,7 +53,7 @@ class PeriodicMember(Member):
             return self._give()
         if not (yield from self._join()):
             return NO_STEP
-        return Decision(Kind.AVERAGE, ALL)
+        return Decision(Action.AVERAGE, ALL)
 
     def finish(self) -> Waiting[bool]:
         """Say that nothing is left to do; see `Member`."""
@@ -82,7 +82,7 @@ class PeriodicMember(Member):
 
         number, step = self._table.change(give)
         self.events.append({"replica": self._index, "step": step, "average": number})
-        return Decision(Kind.GIVE, number)
+        return Decision(Action.GIVE, number)
 
     def _receive(self, number: int) -> Waiting[Decision]:
         """Wait until all replicas have given their weights for an average, unless all rest."""
@@ -95,7 +95,7 @@ class PeriodicMember(Member):
                 return NO_STEP
             yield
         self._table.change(receive)
-        return Decision(Kind.AVERAGE, ALL)
+        return Decision(Action.AVERAGE, ALL)
 
     def _is_due(self, table: Table, num_open: int = 0) -> bool:
         """Whether this replica must come to an average.

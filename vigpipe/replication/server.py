@@ -31,7 +31,7 @@ from torch import Tensor
 
 from vigpipe.parallel.agreement import Status, agree, holds_everywhere
 from vigpipe.parallel.counterparts import Counterparts
-from vigpipe.replication.decisions import Decision, Kind
+from vigpipe.replication.decisions import Action, Decision
 from vigpipe.replication.own_steps import OwnSteps
 from vigpipe.replication.serving import (
     NOT_FINITE,
@@ -77,7 +77,7 @@ class Worker(_WithServer):
         return ask(self._member)
 
     def _do(self, decision: Decision, loop: Loop) -> Iterator[Item]:
-        if decision.kind is Kind.PULL:
+        if decision.action is Action.PULL:
             self._pull()
             return
         self._item = decision.number  # if it is to TAKE one
@@ -138,18 +138,18 @@ class Server(_WithServer):
         return serve(self._member)
 
     def _do(self, decision: Decision, loop: Loop) -> Iterator[Item]:
-        kind, worker, _ = decision
-        if kind is Kind.PULL:
+        action, worker, _ = decision
+        if action is Action.PULL:
             self._pulled_at[worker] = self._num_updates, perf_counter()
             with self._diary.doing("averaged"):
                 self._unless_lost(lambda: self._exchange.send(self._parameters, worker), worker)
             return
-        if kind not in (Kind.PUSH, Kind.PASS, Kind.SKIP):
+        if action not in (Action.PUSH, Action.PASS, Action.SKIP):
             yield from super()._do(decision, loop)
             return
         step = self._num_served // self._course.num_replicas
         pushed = None
-        if kind is Kind.PUSH:
+        if action is Action.PUSH:
             with self._averaging():
                 pushed = self._unless_lost(lambda: self._receive(worker, step), worker)
             if pushed is None:
@@ -167,7 +167,7 @@ class Server(_WithServer):
             self._staleness[pushed.staleness] += 1
             with self._diary.doing("worked"):
                 loop.apply(pushed)
-        elif kind is Kind.SKIP:
+        elif action is Action.SKIP:
             loop.skip(worker, step)
         self._num_served += 1
 

@@ -17,7 +17,7 @@ from functools import partial
 from vigpipe.errors import InputError
 from vigpipe.replication.course import Course
 from vigpipe.replication.decide import decision_of_rest
-from vigpipe.replication.decisions import Decision, Kind
+from vigpipe.replication.decisions import Action, Decision
 from vigpipe.replication.member import Member, NoItem, Rules, Waiting
 from vigpipe.replication.record import Push, Recorded
 from vigpipe.replication.table import SharedTable, Table
@@ -40,20 +40,20 @@ def ask(worker: "WorkerMember") -> Iterator[Decision | None]:
     while True:
         item = worker.take()
         if item is NoItem.CLOSED:
-            yield Decision(Kind.TELL)
+            yield Decision(Action.TELL)
             yield from worker.rest_with_the_server()
         elif item is NoItem.NONE_LEFT:
-            yield Decision(Kind.TELL)
+            yield Decision(Action.TELL)
             if (yield from worker.finish()):
-                yield Decision(Kind.END)
+                yield Decision(Action.END)
                 return
         elif item is NoItem.TOO_EARLY:
             yield from worker.wait_to_begin()
         else:
-            yield Decision(Kind.PULL)
-            yield Decision(Kind.TAKE, item, worker.ahead)
+            yield Decision(Action.PULL)
+            yield Decision(Action.TAKE, item, worker.ahead)
             worker.ask_to_push()
-            yield Decision(Kind.PUSH)
+            yield Decision(Action.PUSH)
             yield from worker.wait_for_the_server()
 
 
@@ -67,11 +67,11 @@ def serve(server: "ServerMember") -> Iterator[Decision | None]:
             yield from _evaluation(server, server.see())
             server.answer()
             if server.rested.saves:  # the rows of all gradients belong to the checkpoint
-                yield Decision(Kind.TELL)
+                yield Decision(Action.TELL)
                 yield decision_of_rest(server.rested, server.rules.course)
         elif server.ends():
-            yield Decision(Kind.TELL)
-            yield Decision(Kind.END)
+            yield Decision(Action.TELL)
+            yield Decision(Action.END)
             return
         else:
             yield None
@@ -82,7 +82,7 @@ def _evaluation(member: "WorkerMember | ServerMember", table: Table) -> Iterator
     if table.evaluated != member.evaluated:
         member.evaluated = table.evaluated
         course = member.rules.course
-        yield Decision(Kind.EVALUATE, course.epoch(table.evaluated // course.num_replicas))
+        yield Decision(Action.EVALUATE, course.epoch(table.evaluated // course.num_replicas))
 
 
 def _evaluation_due(table: Table, course: Course) -> int:
@@ -220,10 +220,10 @@ class ServerMember:
             return None
         if table.pulled[worker] >= 0:
             num_samples = table.samples[worker]
-            kind = Kind.PUSH if num_samples > 0 else Kind.PASS
-            return Decision(Kind.SKIP if num_samples == NOT_FINITE else kind, worker)
+            action = Action.PUSH if num_samples > 0 else Action.PASS
+            return Decision(Action.SKIP if num_samples == NOT_FINITE else action, worker)
         self._table.change(partial(self._let_pull, worker=worker))
-        return Decision(Kind.PULL, worker)
+        return Decision(Action.PULL, worker)
 
     def rests(self) -> bool:
         """Whether all workers follow a closing for which this was not true before."""
@@ -291,10 +291,10 @@ class ServerMember:
         pulls = [w for w in waiting if table.pulled[w] < 0]
         if pulls:
             return pulls[0]
-        served = sum(table.taken) + 1
+        next_served = sum(table.taken) + 1
         for worker in waiting:
             push = self._next_push(table, worker)
-            if push is not None and push.served == served:
+            if push is not None and push.served == next_served:
                 others = (self._next_push(table, w) for w, p in enumerate(table.pulled) if p < 0)
                 if all(other is None or other.pulled >= push.version for other in others):
                     return worker

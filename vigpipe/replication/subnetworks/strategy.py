@@ -17,7 +17,7 @@ from vigpipe.config.options import TrainConfig
 from vigpipe.launch.device import return_freed_memory
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.course import Course
-from vigpipe.replication.decisions import Decision, Kind
+from vigpipe.replication.decisions import Action, Decision
 from vigpipe.replication.own_steps import OwnSteps, Weights
 from vigpipe.replication.periodic import PeriodicMember
 from vigpipe.replication.place import Place
@@ -84,14 +84,14 @@ class Subnetworks(OwnSteps):
         loop.flush()
 
     def _do(self, decision: Decision, loop: Loop) -> Iterator[Item]:
-        if decision.kind is Kind.AVERAGE and self._is_being_saved:
+        if decision.action is Action.AVERAGE and self._is_being_saved:
             loop.complete()
             loop.flush()
             self._is_being_saved = False
         yield from super()._do(decision, loop)
-        if decision.kind in (Kind.REST, Kind.STOP):
+        if decision.action in (Action.REST, Action.STOP):
             self._is_being_saved = True
-        if decision.kind is Kind.AVERAGE and (epoch := self._epoch_to_evaluate()):
+        if decision.action is Action.AVERAGE and (epoch := self._epoch_to_evaluate()):
             self._evaluate(epoch, loop)
 
     def _epoch_to_evaluate(self) -> int:
