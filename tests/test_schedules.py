@@ -1,6 +1,6 @@
 """Our orders against what torch's own schedules do, action by action."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 import pytest
 import torch
@@ -13,11 +13,11 @@ from torch.distributed.pipelining import (
 
 from vigpipe.errors import InputError
 from vigpipe.parallel.layout import Layout
-from vigpipe.schedules import VIRTUAL, Action, Schedule, forward_orders, is_legal, orders
+from vigpipe.schedules import SCHEDULES, VIRTUAL, is_legal, orders
+from vigpipe.schedules.rule import Action
 
 pytestmark = pytest.mark.oldest
 
-SCHEDULES = get_args(Schedule)
 TORCH = {
     "gpipe": ScheduleGPipe,
     "1f1b": Schedule1F1B,
@@ -51,8 +51,7 @@ class Stage:
         self.actions.append(Action("forward", self.stage_index, microbatch))
 
     def backward_one_chunk(self, microbatch, **options):
-        if self.has_backward:  # as torch's own stage
-            self.actions.append(Action("backward", self.stage_index, microbatch))
+        self.actions.append(Action("backward", self.stage_index, microbatch))
 
     def nothing(*args, **options):
         return []
@@ -61,7 +60,7 @@ class Stage:
     clear_runtime_states = scale_grads = perform_reduce_grad = release_fwd_send_outputs = nothing
 
 
-def run_alone(schedule, num_ranks, virtual_stages, num_microbatches, rank, train):
+def run_alone(schedule, num_ranks, virtual_stages, num_microbatches, rank):
     """What torch's schedule makes the stages of one rank do, without any other rank.
 
     Single-stage schedules decide while they run, so they are run; `_get_pipeline_order` of 1F1B
@@ -74,28 +73,26 @@ def run_alone(schedule, num_ranks, virtual_stages, num_microbatches, rank, train
         stages if several else stages[0], num_microbatches, loss_fn=lambda *_: None
     )
     if several:
-        # These decide beforehand; forward-only runs pass over the backwards.
+        # These decide beforehand.
         return [
             Action(KINDS[a.computation_type.name], a.stage_index, a.microbatch_index)
             for a in made.pipeline_order[rank]
-            if a is not None and (train or a.computation_type.name == "FORWARD")
+            if a is not None
         ]
     made._initialize_stage = made._maybe_compute_loss = made._maybe_get_loss = Stage.nothing
     made._update_losses, made._finalize_gradients = Stage.nothing, True
-    stages[0].has_backward = train
     inputs = [()] * num_microbatches, [{}] * num_microbatches
     made._step_microbatches(*inputs, return_outputs=False)
     return actions
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize(("made", "train"), [(orders, True), (forward_orders, False)])
-def test_orders_are_those_of_torch(schedule, made, train):
+def test_orders_are_those_of_torch(schedule):
     chosen = [degrees for degrees in DEGREES if degrees[0] == schedule]
     assert len(chosen) > 10
     for degrees in chosen:
-        for rank, own in enumerate(made(*degrees)):
-            assert list(own) == run_alone(*degrees, rank, train)
+        for rank, own in enumerate(orders(*degrees)):
+            assert list(own) == run_alone(*degrees, rank)
 
 
 def test_the_pictures_at_the_top_of_the_file():

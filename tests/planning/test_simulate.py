@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vigpipe.planning import simulate as module
 from vigpipe.planning.simulate import StageCosts, bubble, simulate
-from vigpipe.schedules import Schedule, forward_orders, is_legal, messages_ahead, orders
+from vigpipe.schedules import Schedule, is_legal, messages_ahead, orders
 from vigpipe.spans import COMPUTE, by_rank, step_seconds
 
 SCHEDULES = get_args(Schedule)
@@ -173,10 +173,14 @@ def test_one_replica_stands_for_those_that_do_the_same(layout, replicas, ranks_p
         assert own[-1].end == pytest.approx(whole[rank][-1].end)
 
 
+def forwards_of(orders):
+    return tuple(tuple(a for a in own if a.kind == "forward") for own in orders)
+
+
 def test_speeds_change_when_a_rank_ends():
     # Stage 1 takes 3: beside F1 of stage 0 for 2 seconds it does 1, the other 2 alone.
     costs = equal(2, 2, 0.0, 0.0, forward=[[1.0, 1.0], [3.0, 3.0]])
-    spans = simulate(forward_orders("gpipe", 2, 1, 2), costs, 1, [1.0, 2.0])
+    spans = simulate(forwards_of(orders("gpipe", 2, 1, 2)), costs, 1, [1.0, 2.0])
     assert [(s.start, s.end) for s in by_rank(spans)[0]] == [(0, 1), (1, 3)]
     assert [(s.start, s.end) for s in by_rank(spans)[1]] == [(0, 1), (1, 5), (5, 8)]
 
@@ -192,7 +196,7 @@ def test_only_the_next_transfer_is_asked_for_ahead():
     # rank 0  [F0][F1][F2]
     # rank 1  asks  [   ~   ][  F0  ][  F1  ] .[  F2  ]    F1's comes meanwhile, F2's from F1 on
     costs = equal(2, 3, 0.0, 0.0, forward=[[1.0] * 3, [3.0] * 3], features=[4.0])
-    order = forward_orders("gpipe", 2, 1, 3)
+    order = forwards_of(orders("gpipe", 2, 1, 3))
     ends = [step_seconds(simulate(order, costs, ahead=ahead)) for ahead in (0, 1, inf)]
     assert ends == [1 + 3 * (4 + 3), 1 + 4 + 3 + 4 + 3, 1 + 4 + 3 * 3]
 

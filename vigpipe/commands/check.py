@@ -23,6 +23,7 @@ from vigpipe.run.batches import batches
 from vigpipe.run.facts import Run
 from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.run.step import complete_step, train_step
+from vigpipe.schedules import rule_of
 
 
 def check(run: Run, rank: int, device: torch.device, folder: Path, num_steps: int = 3) -> int:
@@ -83,7 +84,7 @@ def compare_steps(run: Run, rank: int, device: torch.device, num_steps: int) -> 
     # With one replica, every sum has the same terms in the same order as the reference's, unless
     # a pool sums: layers then ask for products in another form.
     is_alone = layout.num_replicas == layout.num_shards == 1 and not run.config.sparse_threads
-    exact = is_alone and layout.schedule != "loopedbfs" and device.type == "cpu"
+    exact = is_alone and not rule_of(layout.schedule).reverses and device.type == "cpu"
     return Compared(differences(of_layout, reference), against, exact)
 
 

@@ -30,6 +30,7 @@ from vigpipe.run.facts import Run
 from vigpipe.run.others import all_events
 from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.run.step import apply_gradients, complete_step, train_step
+from vigpipe.schedules import rule_of
 
 
 def compare_replicas(
@@ -63,7 +64,7 @@ def compare_replicas(
     )
     # The replicas of a host add their gradients up, in an order that a single process has not.
     is_alone = layout.team_size == layout.num_shards == 1 and not run.config.sparse_threads
-    exact = is_alone and layout.schedule != "loopedbfs" and device.type == "cpu"
+    exact = is_alone and not rule_of(layout.schedule).reverses and device.type == "cpu"
     return Compared(compare(_merged(traces), _merged(reference)), against, exact)
 
 

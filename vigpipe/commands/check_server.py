@@ -23,6 +23,7 @@ from vigpipe.run.batches import read_batch
 from vigpipe.run.facts import Run
 from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.run.step import apply_gradients, train_step
+from vigpipe.schedules import rule_of
 
 
 def compare_with_server(
@@ -50,7 +51,7 @@ def compare_with_server(
         f"{num_steps * layout.num_teams} items, {num_late} of them late"
     )
     is_alone = layout.num_shards == 1 and not run.config.sparse_threads
-    exact = is_alone and layout.schedule != "loopedbfs" and device.type == "cpu"
+    exact = is_alone and not rule_of(layout.schedule).reverses and device.type == "cpu"
     return Compared(compare(trace, reference), against, exact)
 
 

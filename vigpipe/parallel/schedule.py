@@ -9,18 +9,13 @@ GPipe on two stages and three micro-batches (F forward, B backward, . waiting):
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from datetime import timedelta
+from pkgutil import resolve_name
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.distributed.pipelining import (
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleLoopedBFS,
-)
 from torch.nn.parallel import DistributedDataParallel
 
 from vigpipe.parallel.batch import ReplicaBatch
@@ -28,18 +23,11 @@ from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.split import StageModule
 from vigpipe.parallel.stage import Stage, Watcher
 from vigpipe.parallel.step_graph import Record, Send, StepGraph
-from vigpipe.schedules import VIRTUAL, messages_ahead
+from vigpipe.schedules import messages_ahead, rule_of
 from vigpipe.spans import Kind
 
 ROWS_AT_ONCE = 1 << 14  # of a large input that is taken layer by layer
 LONG_WAIT_SECONDS = 600.0  # for another stage, which computes whole layers of it
-
-_SCHEDULES: dict[str, Any] = {
-    "gpipe": ScheduleGPipe,
-    "1f1b": Schedule1F1B,
-    "interleaved1f1b": ScheduleInterleaved1F1B,
-    "loopedbfs": ScheduleLoopedBFS,
-}
 
 
 class Loss(Protocol):
@@ -133,9 +121,9 @@ class Pipeline:
                 stage_modules, modules, stage_indices, strict=True
             )
         ]
-        schedule_class = _SCHEDULES[layout.schedule]
-        self._schedule = schedule_class(
-            stages if layout.schedule in VIRTUAL else stages[0],
+        rule = rule_of(layout.schedule)
+        self._schedule = resolve_name(rule.class_name)(
+            stages if rule.is_virtual else stages[0],
             n_microbatches=layout.num_microbatches,
             loss_fn=self._loss,
             scale_grads=False,  # `Loss` already weights the micro-batches

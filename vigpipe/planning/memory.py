@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from vigpipe.planning.profile import Piece, Profile, Size
-from vigpipe.schedules import Action
+from vigpipe.schedules.rule import Action
 
 
 def weight_bytes(profile: Profile, piece: Piece) -> int:
