@@ -20,11 +20,9 @@ class Feed(Protocol):
     def batch(self, item: int, ahead: Sequence[int] = ()) -> ReplicaBatch:
         """Return the batch of a training item, whatever was read before.
 
-        Args:
-            item: number of the item, from 0; the batch depends on nothing else, but on `progress`
-                where there is some. With D replicas, item k is share k % D of step k // D.
-            ahead: the items after this one, as far as they are known, which may be read ahead of
-                time.
+        The batch depends on the item's number, counted from 0, and on `progress` where there is
+        some. With D replicas, item k is share k % D of step k // D. The items of `ahead` come next,
+        as far as is known, and may be read ahead of time.
 
         Raises:
             InputError: data cannot be read.
@@ -35,24 +33,18 @@ class Feed(Protocol):
     def test_batches(
         self, splits: Sequence[str], num_pipelines: int, place: int, most: int | None = None
     ) -> Iterator[ReplicaBatch]:
-        """Yield this pipeline's share of the samples of some splits.
+        """Yield the share of pipeline `place` of `num_pipelines` in the samples of some splits.
 
-        Args:
-            splits: names of splits that are scored together, see `JobScores.passes`.
-            num_pipelines: how many pipelines share the evaluation.
-            place: which of these this one is.
-            most: number of samples, from the first; None for all. A job that scores samples
-                together, as those of a graph, scores them all.
+        The splits are scored together, see `JobScores.passes`. At most the first `most` samples are
+        taken; a job that scores samples together, as those of a graph, takes all of them.
         """
         ...
 
     def hear(self, step: int, measured: int, busy_seconds: Sequence[float]) -> str | None:
         """Be told after a step how long the ranks have worked; all of them call this together.
 
-        Args:
-            step: index of the step that was taken.
-            measured: index of the step that the times are of, an earlier one.
-            busy_seconds: time of each rank's forwards and backwards in it, in rank order.
+        The times are those of each rank's forwards and backwards, in rank order, in an earlier
+        step, whose index is `measured`; `step` is the index of the step that was taken.
 
         Returns:
             A sentence for the user if the data of the next steps follow from the times.
@@ -64,10 +56,7 @@ class Feed(Protocol):
         ...
 
     def restore(self, progress: Mapping[str, object]) -> None:
-        """Read the same data as an earlier run.
-
-        Args:
-            progress: what its feed has returned, and perhaps more.
+        """Read the same data as an earlier run, whose feed has returned this progress, or more.
 
         Raises:
             ValueError: it is malformed.
@@ -89,8 +78,7 @@ class Merged(Protocol):
     def logits(self, batch: ReplicaBatch) -> Tensor | None:
         """Run the samples of a batch through the model in evaluation mode.
 
-        Args:
-            batch: this replica's share of a batch, or the same samples on all replicas.
+        The batch is this replica's share of one, or has the same samples on all replicas.
 
         Returns:
             Their logits, on ranks of the last stage; else None.
@@ -100,14 +88,10 @@ class Merged(Protocol):
     def estimate_statistics(
         self, read: Callable[[int], ReplicaBatch], items: Sequence[int]
     ) -> None:
-        """Let BatchNorm's running statistics be those of some batches.
+        """Let BatchNorm's running statistics be those of some batches, the same on all replicas.
 
         They become the exact mean and variance over all of them, each of which is normalised with
-        its own, as in training.
-
-        Args:
-            read: reads an item of the training.
-            items: the items, the same ones on all replicas.
+        its own, as in training. `read` reads a training item.
         """
         ...
 
@@ -138,36 +122,26 @@ class JobFeed(Protocol):
         has_last: bool,
         shards: Shards | None = None,
     ) -> Feed:
-        """Return the batches of a rank.
+        """Return the batches of a rank of a replica.
 
-        Args:
-            layout: the degrees.
-            replica_index: the replica of the rank.
-            device: where it computes.
-            dtype: of the inputs, and of labels that are floating point.
-            has_first: whether it has the first stage, and so needs inputs.
-            has_last: whether it has the last stage, and so needs labels.
-            shards: the ranks that share the batches of the replica; None if this one has them for
-                itself.
+        The inputs, and labels that are floating point, have the given dtype. Only a rank with the
+        first stage needs inputs, and only one with the last stage labels. `shards` are the ranks
+        that share the batches of the replica; None if this one has them for itself.
         """
         ...
 
     def share_models(self, models: Sequence[StagedModel], shards: Shards) -> None:
         """Let a rank's models take a part of each batch, where they do not learn it from the batch.
 
-        Args:
-            models: those of the rank.
-            shards: the ranks that share the batches of its replica, at least two.
+        At least two ranks share the batches.
         """
         ...
 
     def merged(self, stages: Sequence[StagedModel], share: WideShare, pipeline: Pipeline) -> Merged:
         """Return a rank's share of the wide model of sub-networks.
 
-        Args:
-            stages: those of the rank, of the wide model: on the meta device, or if `merges_whole`
-                in memory, without values.
-            share: what the rank has of them.
-            pipeline: that of the rank's sub-model, or if `merges_whole` one of these stages.
+        The stages are those of the rank, of the wide model: on the meta device, or if
+        `merges_whole` in memory, without values. `share` is what the rank has of them. The pipeline
+        is that of the rank's sub-model, or if `merges_whole` one of these stages.
         """
         ...

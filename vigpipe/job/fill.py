@@ -21,9 +21,5 @@ class Fill(NamedTuple):
 
 
 def members(unit: str) -> str:
-    """Return what batches are made of.
-
-    Args:
-        unit: what the job counts: images or nodes.
-    """
+    """Return what batches are made of in a job that counts images or nodes."""
     return "sub-graphs" if unit == "nodes" else "samples"

@@ -10,10 +10,8 @@ def fit_costs(
 ) -> tuple[float, ...]:
     """Fit cost = a · size + constant by least squares, with no number below zero.
 
-    Args:
-        sizes: of what was measured, such as its numbers of nodes and of edges, (m, k); m > 0.
-        costs: what each of these took, (m,).
-        constant: whether there is one.
+    Each row of `sizes`, (m, k), describes one thing that was measured, such as by its numbers of
+    nodes and of edges; `costs`, (m,), says what each took; m > 0.
 
     Returns:
         a, k numbers, and the constant if there is one.

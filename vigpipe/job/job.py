@@ -20,7 +20,7 @@ class TrialStep(NamedTuple):
     Attributes:
         config: options of the process.
         num_microbatches: M.
-        item: that the step is taken with.
+        item: the item that the step is taken with.
         size: what the costs of one of its micro-batches follow from, by name, such as its nodes and
             its edges; its rows first.
     """
@@ -61,21 +61,13 @@ class JobFacts(Protocol):
     def make_model(self, num_parts: int = 1) -> StagedModel:
         """Make the unsplit model, with weights from torch's generator, on torch's device.
 
-        Args:
-            num_parts: make one of so many sub-models, which share the model's channels.
-
-        It may warn (`vigpipe.model.blocks.FewNodesWarning`); a run tells the user so once.
+        With several parts, make one of so many sub-models, which share the model's channels. It may
+        warn (`vigpipe.model.blocks.FewNodesWarning`); a run tells the user so once.
         """
         ...
 
     def check(self, layout: Layout, model: StagedModel, plan: Plan) -> None:
-        """Raise InputError if the data or the model cannot be cut as the layout asks for.
-
-        Args:
-            layout: the degrees.
-            model: the unsplit model, on the meta device.
-            plan: which of its blocks goes to which stage.
-        """
+        """Raise InputError if the data or the model, on the meta device, cannot be cut so."""
         ...
 
     def batch_size(self, layout: Layout) -> int:
@@ -89,9 +81,7 @@ class JobFacts(Protocol):
     def rows_before(self, layout: Layout, block: int) -> int:
         """Return the rows of a micro-batch that reach a block, padding included.
 
-        Args:
-            layout: the degrees.
-            block: its index; the number of blocks for what comes after the last one.
+        The number of blocks stands for what comes after the last one.
         """
         ...
 
@@ -102,10 +92,8 @@ class JobFacts(Protocol):
     def trials(self, microbatch_sizes: Sequence[int], most: int) -> list[TrialStep]:
         """Return the steps whose pieces are to be timed, to know what a micro-batch costs.
 
-        Args:
-            microbatch_sizes: rows of a micro-batch, as `microbatch_size` returns it, that costs
-                should be known for.
-            most: the largest number of micro-batches of a step.
+        The costs should be known for micro-batches of these sizes, as `microbatch_size` returns
+        them, and for steps of at most `most` micro-batches.
         """
         ...
 
@@ -123,12 +111,7 @@ class JobFacts(Protocol):
         ...
 
     def fill(self, layout: Layout, item: int) -> Fill:
-        """Return how full the batch of a step is.
-
-        Args:
-            layout: the degrees.
-            item: one of the step's items; those of its team are meant too.
-        """
+        """Return how full the batch of a step is, by one of the items that its team takes then."""
         ...
 
     def why_not_recorded(self, layout: Layout) -> str | None:
@@ -138,8 +121,7 @@ class JobFacts(Protocol):
     def slicing(self, model: StagedModel) -> Slicing:
         """Return which sides of a model's tensors are divided among sub-networks.
 
-        Args:
-            model: the unsplit model or a stage of it; it may be on the meta device.
+        The model may be a stage, and on the meta device.
         """
         ...
 

@@ -9,10 +9,8 @@ class MeanLoss:
     """The loss of a micro-batch, divided by the number of samples of the whole step.
 
     Summed over all D x M micro-batches, this is the mean loss of the step, and the same holds for
-    the gradients: every sample has the same weight, however the step is cut.
-
-    Args:
-        factor: a scalar by which the loss is multiplied, see `run.loss_scale`; None for 1.
+    the gradients: every sample has the same weight, however the step is cut. With a factor, a
+    scalar, the loss is multiplied by it (`run.loss_scale`).
 
     Attributes:
         num_samples: number of samples of the step over all replicas.
@@ -25,10 +23,8 @@ class MeanLoss:
     def begin(self, num_samples: int, weights: Sequence[Tensor] = ()) -> None:
         """Prepare for the micro-batches of a step, which come in order.
 
-        Args:
-            num_samples: what the loss of the step is divided by.
-            weights: what the losses of each micro-batch's samples are multiplied by,
-                (microbatch_size,) each; nothing for 1.
+        The loss of the step is divided by `num_samples`, and the losses of each micro-batch's
+        samples are multiplied by its weights, (microbatch_size,), if there are any.
         """
         self.num_samples, self._weights = num_samples, iter(weights)
 
@@ -46,9 +42,6 @@ class MeanLoss:
         Args:
             logits: (microbatch_size, num_classes).
             labels: what `total` takes, of as many rows.
-
-        Returns:
-            A scalar.
         """
         weights = next(self._weights, None)
         if weights is None:

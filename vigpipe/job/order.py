@@ -4,12 +4,7 @@ import numpy as np
 
 
 def epoch_order(seed: int, epoch: int, num: int) -> np.ndarray:
-    """Draw the order in which an epoch visits images, or the parts of a graph.
-
-    Args:
-        seed: seed of the run.
-        epoch: number of the epoch.
-        num: n, how many there are.
+    """Draw the order in which an epoch visits n images, or the n parts of a graph.
 
     Returns:
         A permutation of 0 ... n - 1, (n,) int64, which depends only on the arguments.

@@ -20,8 +20,7 @@ def partial_batch(fill: Fill) -> dict[str, float]:
 def unit_in(names: Iterable[str]) -> str:
     """Return what a row of a step counts, images or nodes, by the name of its throughput.
 
-    Args:
-        names: of the row's numbers. A row without any throughput is taken for one of images.
+    A row without any throughput is taken for one of images.
     """
     return next((n.removesuffix(RATE) for n in names if n.endswith(RATE)), "images")
 
@@ -34,9 +33,7 @@ def trained_on(unit: str) -> str:
 def samples_in(row: Mapping[str, Any]) -> int | None:
     """Return what the loss of a step was the mean of; None for a row that does not say so.
 
-    Args:
-        row: of an optimizer step: with `training_nodes` for a graph, else with
-            `images_per_second`.
+    A graph's row says it as `training_nodes`, any other by its time and `images_per_second`.
     """
     names = "images_per_second", "step_seconds"
     values = [row["training_nodes"]] if "training_nodes" in row else [row.get(n) for n in names]

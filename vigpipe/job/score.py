@@ -20,7 +20,6 @@ class Score:
         main_name: name of the number that says best how good a model is, of which more is better.
         unit: what is counted: images or nodes. A score has their number under this name.
         loss: mean loss of a sample.
-        num_samples: number of samples.
     """
 
     main_name: ClassVar[str]
@@ -48,12 +47,7 @@ class Tally(Protocol):
     sums: Tensor
 
     def add(self, batch: ReplicaBatch, logits: Tensor) -> None:
-        """Count a batch.
-
-        Args:
-            batch: from `Feed.test_batches`.
-            logits: of its rows, padding included.
-        """
+        """Count a batch of `Feed.test_batches`, with the logits of its rows, padding included."""
         ...
 
     def scores(self, sums: list[float]) -> Mapping[str, Score]:
@@ -76,13 +70,7 @@ class JobScores(Protocol):
         ...
 
     def fill_of_test(self, layout: Layout, num_pipelines: int, num_samples: int) -> Fill:
-        """Return how full a batch of an evaluation is.
-
-        Args:
-            layout: the degrees.
-            num_pipelines: how many pipelines share the evaluation.
-            num_samples: of the batch, over all of these.
-        """
+        """Return how full a batch of an evaluation is, with so many samples on all pipelines."""
         ...
 
     def tally(self, splits: Sequence[str], device: torch.device) -> Tally:
@@ -90,12 +78,9 @@ class JobScores(Protocol):
         ...
 
     def num_rows(self, layout: Layout, item: int, num_samples: int) -> int:
-        """Return how many images or nodes a step takes.
+        """Return how many images or nodes a step takes, whose loss is the mean of `num_samples`.
 
-        Args:
-            layout: the degrees.
-            item: one of the step's items; those of its team are meant too.
-            num_samples: what its loss is the mean of.
+        The item is any of those that its team takes the step with.
         """
         ...
 

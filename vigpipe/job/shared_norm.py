@@ -13,18 +13,10 @@ NORMS = "norms"  # what is sent
 
 
 def shared_batch_norm(norm: BatchNorm, x: Tensor, shards: Shards) -> Tensor:
-    """Normalise with the statistics of the rows of all ranks, and record these.
+    """Normalise a rank's rows, (n_k, C), with the statistics of those of all ranks; record these.
 
     Each rank sends 24 bytes a channel to each other one forwards, and the sums of two gradients
-    backwards.
-
-    Args:
-        norm: the norm, in training mode.
-        x: the rank's rows, (n_k, C).
-        shards: the ranks.
-
-    Returns:
-        (n_k, C).
+    backwards. The norm must be in training mode.
     """
     moments = _moments(x.detach(), shards)
     count, mean, deviation = moments  # the count stays on the device: nobody waits for it
@@ -35,18 +27,10 @@ def shared_batch_norm(norm: BatchNorm, x: Tensor, shards: Shards) -> Tensor:
 
 
 def shared_group_norm(norm: GroupNorm, x: Tensor, shards: Shards) -> Tensor:
-    """Normalise every sample's groups of channels with the statistics of the rows of all ranks.
+    """Normalise groups of channels with the statistics of the rows, (B, ..., C), of all ranks.
 
-    Each rank sends 24 bytes for every sample and group to each other one forwards, and the sums of
-    two gradients backwards.
-
-    Args:
-        norm: the norm.
-        x: the rank's rows of every sample, (B, ..., C).
-        shards: the ranks.
-
-    Returns:
-        (B, ..., C).
+    Each rank has some rows of each of the B samples. It sends 24 bytes for every sample and group
+    to each other one forwards, and the sums of two gradients backwards.
     """
     groups = x.reshape(len(x), -1, norm.num_groups, x.shape[-1] // norm.num_groups)
     values = groups.detach().transpose(1, 2).flatten(2).flatten(0, 1).T  # (n_k C / G, B G)
