@@ -16,10 +16,8 @@ def abort_collectives(groups: Iterable[dist.ProcessGroup | None]) -> None:
 
     A collective whose peer has died spins on the GPU for ever, and all later work of the GPU, such
     as a copy of the weights to the host, waits behind it. What an aborted collective leaves in its
-    tensors means nothing. Gloo's collectives fail by themselves and are left alone.
-
-    Args:
-        groups: process groups of this rank; the group of all ranks is always aborted too.
+    tensors means nothing. Gloo's collectives fail by themselves and are left alone. The group of
+    all ranks is always aborted too.
     """
     abort_all(_nccl_backends([*groups, dist.group.WORLD]), ABORT_SECONDS)
 

@@ -56,11 +56,7 @@ NOTHING_WANTED = Status()
 
 @dataclass
 class Agreement:
-    """The statuses of all peers in one step; the same on every one of them.
-
-    Attributes:
-        statuses: one status for each peer, in rank order.
-    """
+    """The statuses of all peers in one step, in rank order; the same on every one of them."""
 
     statuses: Sequence[Status]
 
@@ -98,17 +94,10 @@ def agree(
 ) -> Agreement:
     """Exchange the statuses of peers in small all-gathers on the host; each of them calls this.
 
-    They are exchanged again and again until every peer is ready. So one that is lost is noticed
-    at once, also while the GPUs wait for one another.
-
-    Args:
-        status: what this rank tells the others.
-        peers: this rank and the others; nothing is exchanged if it is alone.
-        until: whether this rank is ready.
-        timeout_seconds: how long this rank waits until it is ready; None for no limit.
-
-    Returns:
-        The statuses of all peers.
+    They are exchanged again and again until every peer is ready. So one that is lost is noticed at
+    once, also while the GPUs wait for one another. A rank that is alone exchanges nothing. `until`
+    says whether this rank is ready, for which it waits for `timeout_seconds` at most; None for no
+    limit.
 
     Raises:
         RuntimeError: a peer was lost, or this rank is not ready in time.
@@ -136,17 +125,10 @@ def agree(
 
 
 def holds_everywhere(flag: Tensor, peers: Peers) -> Tensor:
-    """Tell on the device whether a flag is set on all peers; each of them calls this.
+    """Tell on the device whether a flag, a scalar there, is set on all peers; each calls this.
 
     The flags are counted. If a peer dies, the collective is aborted, and what it leaves behind
     cannot be the count of all peers: then the flag holds nowhere.
-
-    Args:
-        flag: a scalar on the device.
-        peers: this rank and the others.
-
-    Returns:
-        A scalar on the device.
     """
     count = flag.float().reshape(1)
     if peers.size > 1:
@@ -178,12 +160,9 @@ def all_gather_values(
     world_size: int,
     group: dist.ProcessGroup | None = None,
 ) -> list[Any]:
-    """Return the values of some ranks, in rank order, on each of them; each calls this.
+    """Return the values of all ranks of a group, in rank order, on each of them; each calls this.
 
-    Args:
-        value: this rank's value.
-        world_size: number of ranks.
-        group: their process group; None for all ranks of the run.
+    The group is None for all ranks of the run.
     """
     if world_size == 1:
         return [value]
@@ -197,16 +176,9 @@ def run_with_heartbeats(
 ) -> T:
     """Run work that may take one rank longer than a collective's timeout; every rank calls this.
 
-    The ranks exchange a heartbeat every second until all of them are done, so that ranks with less
-    work do not give up on the others.
-
-    Args:
-        work: the work of this rank; it runs in a thread and may do nothing.
-        world_size: number of ranks.
-        group: their process group; None for all ranks of the run.
-
-    Returns:
-        The value that this rank's work returned.
+    The work of a rank runs in a thread, and may do nothing. The ranks exchange a heartbeat every
+    second until all of them are done, so that ranks with less work do not give up on the others.
+    The group is None for all ranks of the run.
 
     Raises:
         BaseException: whatever this rank's work raised; the other ranks then lose a peer.
@@ -233,10 +205,8 @@ def run_with_heartbeats(
 def check_alike(facts: Mapping[str, Mapping[str, Any]], world_size: int) -> None:
     """Check that all ranks are about to do the same; every rank calls this.
 
-    Args:
-        facts: what this rank is about to do, as a table of names and values for each subject
-            ("options", "data", "software").
-        world_size: number of ranks.
+    What a rank is about to do is a table of names and values for each subject ("options", "data",
+    "software").
 
     Raises:
         InputError: a rank differs from rank 0; raised on every rank, naming the first difference.

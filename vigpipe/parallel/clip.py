@@ -16,13 +16,9 @@ def clip_gradients(
     """Scale all gradients so that their norm over the whole model is at most `max_norm`.
 
     The squared norms of all parameters are summed in float64 in the order of the unsplit model,
-    whichever stage holds them, so the result does not depend on the cut.
-
-    Args:
-        parameters: this rank's parameters by their names in the unsplit model.
-        order: index of each name among all parameters of the unsplit model.
-        max_norm: the largest norm allowed.
-        pipeline_group: the ranks of this pipeline; None if it has a single rank.
+    whichever stage holds them, so the result does not depend on the cut. `order` has the index of
+    each name among all parameters of the unsplit model. The group are the ranks of this pipeline;
+    None if it has a single rank.
 
     Returns:
         The norm before clipping, over all stages, a scalar; like all else here, on the device.

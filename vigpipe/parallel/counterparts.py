@@ -13,11 +13,9 @@ from vigpipe.parallel.gradients import gather_vectors
 class Counterparts:
     """The ranks of all replicas that hold the same stages; they call each method together.
 
-    Args:
-        group: the ranks; None for a replica alone.
+    The group is None for a replica alone.
 
     Attributes:
-        group: the ranks.
         size: how many they are.
         place: of this rank among them.
     """
@@ -39,21 +37,15 @@ class Counterparts:
         return gather_vectors(values, self.group)
 
     def exchange(self, chunks: Tensor) -> Tensor:
-        """Send each its chunk, and return what it has received from each.
-
-        Args:
-            chunks: (size * n,), a chunk for each in their order.
-        """
+        """Send each rank its chunk of (size * n,), in their order; return what each has sent."""
         received = torch.empty_like(chunks)
         dist.all_to_all_single(received, chunks, group=self.group)
         return received
 
     def swap(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-        """Send each a vector, and return the one that it has sent to this rank.
+        """Send each a vector, all of one type, and return the one that it has sent to this rank.
 
-        Args:
-            parts: a vector for each, of one type.
-            sizes: the length of what each sends.
+        `sizes` are the lengths of the vectors that are sent to this rank, by sender.
         """
         if self.group is None:
             return list(parts)

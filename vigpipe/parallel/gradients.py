@@ -32,14 +32,9 @@ from vigpipe.ops.double_sum import DoubleSum, PairSum, offer, withdraw
 
 
 def gather_vectors(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Gather one vector from each rank of a group; every rank of the group calls this.
+    """Gather a vector (n,) from each rank of a group: (D, n), in rank order; every rank calls this.
 
-    Args:
-        values: this rank's vector, (n,).
-        group: the D ranks that call this; None for this rank alone.
-
-    Returns:
-        The vectors of all ranks, (D, n), in rank order.
+    The group is None for this rank alone.
     """
     if group is None or values.numel() == 0:
         return values.unsqueeze(0)
@@ -51,9 +46,7 @@ def gather_vectors(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 class FlatGradients:
     """Gradients that are views of one buffer, so that a single all-reduce adds all of them up.
 
-    Args:
-        parameters: the parameters to serve, in the order of the model.
-        group: ranks to add up over; None if there is one replica.
+    The parameters are in the order of the model. The group is None if there is one replica.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], group: dist.ProcessGroup | None) -> None:
@@ -100,11 +93,7 @@ class Compressor(Protocol):
 class CompressedGradients(FlatGradients):
     """Gradients that are added up over replicas with fewer bytes (--compress).
 
-    Args:
-        parameters: the parameters to serve, in the order of the model.
-        compressor: adds up.
-        shards: the ranks that share a replica's batch, whose gradients are added up whole before;
-            None if there is one.
+    Ranks that share a replica's batch, if any, add their gradients up whole before.
     """
 
     def __init__(
@@ -128,12 +117,8 @@ class DoubleGradients:
 
     float32 gradients are added up in float64, which holds their sums exactly unless one term is
     about 2^25 times smaller than another. That loss matters only if the sum lies halfway between
-    two float32 numbers: it changed one last bit in twenty steps of the study model.
-    float64 gradients, which the checks use, are added up as pairs of float64.
-
-    Args:
-        parameters: the parameters to serve, in the order of the model.
-        group: ranks to add up over; None if there is one replica.
+    two float32 numbers: it changed one last bit in twenty steps of the study model. float64
+    gradients, which the checks use, are added up as pairs of float64.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], group: dist.ProcessGroup | None) -> None:
@@ -202,10 +187,8 @@ def _views(buffer: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
 class DDPGradients:
     """Gradients that DistributedDataParallel adds up during the last backward.
 
-    Args:
-        stage_modules: modules to wrap; the wrapped ones are in `modules`.
-        group: ranks to add up over.
-        reducing: called when only the sum of the last bucket is outstanding; None for nothing.
+    The wrapped modules are in `modules`. `reducing` is called when only the sum of the last bucket
+    is outstanding; None for nothing.
     """
 
     def __init__(

@@ -217,13 +217,11 @@ class Groups(NamedTuple):
 def make_groups(layout: Layout, timeout_seconds: float, *, linked: bool = False) -> Groups:
     """Make the process groups of this rank; all ranks call this together.
 
-    The groups of torch's `init_device_mesh` would wait half an hour for a silent peer.
+    The groups of torch's `init_device_mesh` would wait half an hour for a silent peer. In these a
+    collective or a message gives up after `timeout_seconds`.
 
-    Args:
-        layout: the degrees.
-        timeout_seconds: time after which a collective or a message in these groups gives up.
-        linked: make a group of every two replicas, or of the server and each worker. In these a
-            message gives up after half the time, and those of a server after a quarter of it.
+    With `linked`, there is also a group of every two replicas, or of the server and each worker. In
+    these a message gives up after half the time, and those of a server after a quarter of it.
     """
     import numpy as np
     import torch.distributed as dist
@@ -240,7 +238,6 @@ def make_groups(layout: Layout, timeout_seconds: float, *, linked: bool = False)
         return np.moveaxis(grid, axes, range(-len(axes), 0)).reshape(-1, size).tolist()
 
     def make(*axes: int) -> Any:  # noqa: ANN401 - of a type of torch's
-        """Group these ranks."""
         rows = rows_along(*axes)
         if len(rows[0]) == 1:
             return None

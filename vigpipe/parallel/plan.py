@@ -104,12 +104,9 @@ def read_plan(path: Path, model: str, num_blocks: int) -> Plan:
 
 
 def checked_plan(stages: object, num_blocks: int, where: str) -> Plan:
-    """Turn lists of block numbers into a Plan.
+    """Turn lists of block numbers, as read from a file, into a Plan.
 
-    Args:
-        stages: a list of block numbers for each stage, as read from a file.
-        num_blocks: number of blocks of the model.
-        where: where the lists were found; an error message starts with it.
+    Messages begin with where the lists were found.
 
     Raises:
         InputError: this is not a list of such lists, or a block is in no stage, in two stages or

@@ -36,9 +36,8 @@ class Loss(Protocol):
     def begin(self, num_samples: int, weights: Sequence[Tensor] = ()) -> None:
         """Prepare for the micro-batches of a step, which come in order.
 
-        Args:
-            num_samples: what the loss is the mean of, over all replicas.
-            weights: what the losses of each micro-batch's rows are multiplied by; nothing for 1.
+        The loss of the step is the mean of `num_samples`, over all replicas. The losses of each
+        micro-batch's rows are multiplied by its weights, if there are any.
         """
         ...
 
@@ -132,9 +131,7 @@ class Pipeline:
     def train_step(self, batch: ReplicaBatch, *, eager: bool = False) -> Tensor | None:
         """Run the forward and backward of every micro-batch; gradients add up in `.grad`.
 
-        Args:
-            batch: this replica's share of the batch.
-            eager: do not replay a recorded step.
+        With `eager`, no recorded step is replayed.
 
         Returns:
             The share of each micro-batch in the loss, (M,) float64 on the device, on the rank of
@@ -149,12 +146,9 @@ class Pipeline:
     def record_steps(self, record: Record, num_samples: int) -> None:
         """Record a step once it is warm, and replay it as one graph from then on.
 
-        Only for a pipeline of one rank, without a watcher.
-
-        Args:
-            record: makes a graph, see `launch.device.record_graph`.
-            num_samples: samples of a full step over all replicas; all micro-batches of one have the
-                same size.
+        Only for a pipeline of one rank, without a watcher. A full step has `num_samples` over all
+        replicas, and micro-batches of one size. `record` makes a graph, see
+        `launch.device.record_graph`.
         """
         schedule = self._schedule
         assert isinstance(schedule, _OneRank)
@@ -183,9 +177,6 @@ class Pipeline:
     def logits(self, batch: ReplicaBatch) -> Tensor | None:
         """Run all micro-batches forward only, in evaluation mode.
 
-        Args:
-            batch: this replica's share of a batch.
-
         Returns:
             (M * microbatch_size, num_classes) logits on the rank of the last stage; else None.
         """
@@ -198,17 +189,12 @@ class Pipeline:
 
     @torch.no_grad()
     def forward_only(self, batch: ReplicaBatch) -> None:
-        """Run all micro-batches forward as in training, so that norms see their features.
-
-        Args:
-            batch: this replica's share of a batch.
-        """
+        """Run all micro-batches forward as in training, so that norms see their features."""
         for stage_module in self.stage_modules:
             stage_module.train()
         self._forward(*self._send_batch(batch, self.send))
 
     def _logits_by_layer(self, batch: ReplicaBatch) -> Tensor | None:
-        """Take all rows through the stages, each of which computes them layer by layer."""
         (structure,), (num_rows,) = batch.structures, batch.sizes
         x = None if batch.inputs is None else self.send(batch.inputs)
         for stage_module, index in zip(self.stage_modules, self._stage_indices, strict=True):

@@ -38,11 +38,9 @@ class Gifts(NamedTuple):
 class Shards:
     """The m ranks that share a replica's batch; they call each method together.
 
-    Args:
-        group: the ranks; None for a rank that has a batch for itself.
+    The group is None for a rank that has a batch for itself.
 
     Attributes:
-        group: the ranks.
         size: m.
         place: of this rank among them.
         sent: bytes that this rank has given to others so far, by what they were for. Of a sum,
@@ -61,7 +59,7 @@ class Shards:
         return [num // self.size + (place < num % self.size) for place in range(self.size)]
 
     def count(self, num: int) -> int:
-        """Return how many of so many rows or channels are this rank's; of fewer, no more are."""
+        """Return how many of so many rows or channels are this rank's; of more, never fewer."""
         return self.counts(num)[self.place]
 
     def slices(self, num: int) -> list[slice]:
@@ -76,14 +74,9 @@ class Shards:
         return self.slices(num)[self.place]
 
     def exchange(self, gifts: Gifts, what: str) -> Tensor:
-        """Make a tensor for every rank, of which each rank writes some entries.
+        """Make a tensor for every rank, of which each rank writes some entries; return this rank's.
 
-        Args:
-            gifts: what this rank has for each, and where it belongs.
-            what: what it is for, for the account.
-
-        Returns:
-            The tensor of this rank.
+        The bytes are counted under what they are for, here and below.
         """
         fill, shapes, index, like = gifts
         if self.size == 1:
@@ -103,10 +96,7 @@ class Shards:
     def begin(self, gifts: Gifts, what: str, out: Tensor | None = None) -> Callable[[], Tensor]:
         """Begin an exchange; the ranks send, even if they could write.
 
-        Args:
-            gifts: what this rank has for each, and where it belongs.
-            what: what it is for, for the account.
-            out: the tensor of this rank, if there is one already; it keeps what nobody gives.
+        `out` is the tensor of this rank, if there is one already; it keeps what nobody gives.
 
         Returns:
             What waits for the end, and returns the tensor of this rank.
@@ -121,13 +111,7 @@ class Shards:
         return wait
 
     def gathered(self, rows: Tensor, counts: Sequence[int], what: str) -> Tensor:
-        """Return the rows of all ranks, one after the other: (counts[place], ...) -> (n, ...).
-
-        Args:
-            rows: those of this rank.
-            counts: how many each has.
-            what: what they are for, for the account.
-        """
+        """Return the rows of all ranks, one after the other: (counts[place], ...) -> (n, ...)."""
         shape = sum(counts), *rows.shape[1:]
         firsts = [sum(counts[:place]) for place in range(self.size)]
         own = [(slice(first, first + n),) for first, n in zip(firsts, counts, strict=True)]
@@ -135,12 +119,7 @@ class Shards:
         return self.exchange(Gifts(fill, [shape] * self.size, lambda of, to: own[of], rows), what)
 
     def total(self, values: Tensor, what: str) -> Tensor:
-        """Return the sum of what all ranks have, with the same bits on all of them.
-
-        Args:
-            values: of any shape, the same for all.
-            what: what it is for, for the account.
-        """
+        """Return the sum of what all ranks have, of one shape, with the same bits on all."""
         if self.size == 1:
             return values
         total = values.contiguous().clone()
@@ -149,7 +128,7 @@ class Shards:
         return total
 
     def _written(self, gifts: Gifts) -> tuple[Tensor, int]:
-        """Let every rank write into the tensors of all; returns this one's, and what it gave."""
+        """Let every rank write into the tensors of all; return this one's, and how much it gave."""
         fill, shapes, index, like = gifts
         mine, segment = self._pool.empty(shapes[self.place], like.dtype)
         segments = torch.empty(self.size, 2, dtype=torch.int64)
@@ -167,7 +146,6 @@ class Shards:
         return mine, num_given
 
     def _received(self, gifts: Gifts) -> tuple[Tensor, int]:
-        """Send every rank what this one has for it; returns this one's, and what it gave."""
         work, finish, num_given = self._send(gifts)
         work.wait()
         return finish(), num_given
@@ -176,10 +154,6 @@ class Shards:
         self, gifts: Gifts, mine: Tensor | None = None
     ) -> tuple[Any, Callable[[], Tensor], int]:
         """Begin to send every rank what this one has for it.
-
-        Args:
-            gifts: what it has for each.
-            mine: the tensor of this rank; None for a new one.
 
         Returns:
             What is going on, what puts this rank's tensor together afterwards, and how many numbers
@@ -240,11 +214,7 @@ def _reads(window: Window, process_id: int, segment: Segment) -> bool:
 
 
 def copies_of(source: Callable[[int], Tensor]) -> Fill:
-    """Fill what a rank gives to each with copies of what it has for it.
-
-    Args:
-        source: returns what this rank has for another, which may be a view.
-    """
+    """Fill what a rank gives to each with copies of what it has for it, which may be views."""
 
     def fill(blocks: Sequence[Tensor]) -> None:
         for to, block in enumerate(blocks):
@@ -254,6 +224,5 @@ def copies_of(source: Callable[[int], Tensor]) -> Fill:
 
 
 def _block_shape(shape: tuple[int, ...], index: Index) -> tuple[int, ...]:
-    """Return the shape of some entries of a tensor of a shape."""
     lengths = [len(range(*of.indices(n))) for of, n in zip(index, shape, strict=False)]
     return *lengths, *shape[len(lengths) :]

@@ -20,12 +20,7 @@ _WASTE = 1.25  # how many times as large as needed a segment may be that is used
 
 
 class Segment(NamedTuple):
-    """A piece of memory of a rank, as it tells it to the others.
-
-    Attributes:
-        descriptor: of the file in its process.
-        num_bytes: its size.
-    """
+    """A piece of memory of a rank, as it tells it to the others: a file descriptor and its size."""
 
     descriptor: int
     num_bytes: int
@@ -40,10 +35,6 @@ class Pool:
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Segment]:
         """Make a tensor that others may write into as long as it exists.
-
-        Args:
-            shape: of the tensor.
-            dtype: of the tensor.
 
         Raises:
             OSError: there is no memory for it.
@@ -70,11 +61,7 @@ class Pool:
 
 
 class Window:
-    """The segments of another process of this machine.
-
-    Args:
-        process_id: its id.
-    """
+    """The segments of another process of this machine."""
 
     def __init__(self, process_id: int) -> None:
         self._process_id = process_id

@@ -45,31 +45,21 @@ class Cuttable(Protocol):
         ...
 
     def keep(self, blocks: Iterable[int], stem: bool, readout: bool) -> None:
-        """Delete everything but the given blocks, the stem and the readout.
-
-        Args:
-            blocks: numbers of the blocks that stay.
-            stem: whether the stem stays.
-            readout: whether the readout stays.
-        """
+        """Delete everything but the given blocks, the stem and the readout."""
         ...
 
     def draw(self, keys: Tensor, dtype: torch.dtype) -> Draws:
         """Make the random choices for samples in what has been kept.
 
-        Args:
-            keys: (B,) int64, what random masks are keyed by.
-            dtype: type of the features.
+        The keys, (B,) int64, are what random masks are keyed by. The features have the given type.
         """
         ...
 
     def __call__(self, x: Tensor, keys: Any, *structure: Any) -> Tensor:  # noqa: ANN401
-        """Run what has been kept on b rows.
+        """Run what has been kept on inputs or features, (b, ...), of b rows.
 
-        Args:
-            x: inputs or features, (b, ...).
-            keys: the rows' draws; None in evaluation mode.
-            structure: what the model takes besides, such as edges; nothing for most models.
+        The keys are the rows' draws; None in evaluation mode. A structure is what the model takes
+        besides, such as edges; nothing for most models.
         """
         ...
 
@@ -145,12 +135,8 @@ class StageModule(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Run the stage on the next micro-batch of b rows, padding included, which comes last.
 
-        Args:
-            x: inputs or features, (b, ...).
-
-        Returns:
-            Features or logits, (b, ...), or as many rows as the stage is said to have; zeros on
-            padding.
+        Inputs or features, (b, ...), become features or logits, (b, ...), or as many rows as the
+        stage is said to have; zeros on padding.
         """
         index, num_rows = self.num_forwards, len(x) if self.rows is None else self.rows[1]
         self.num_forwards += 1
@@ -170,17 +156,10 @@ class StageModule(nn.Module):
 
     @torch.no_grad()
     def by_layer(self, x: Tensor, structure: tuple[Any, ...], chunk: int) -> Tensor:
-        """Run the stage on all rows of a large input in evaluation mode.
+        """Run the stage on all n rows of a large input, (n, ...), in evaluation mode.
 
-        The model must take a structure, and offer `by_layer`, as graph models do.
-
-        Args:
-            x: inputs or features, (n, ...).
-            structure: what the model takes besides, of the whole input.
-            chunk: how many rows of a layer are computed at a time, at most.
-
-        Returns:
-            Features or logits, (n, ...).
+        The model must take a structure, and offer `by_layer`, as graph models do. At most `chunk`
+        rows of a layer are computed at a time.
         """
         model: Any = self.model
         with self._precision(x):
@@ -204,17 +183,9 @@ class StageModule(nn.Module):
 def cut_stages(
     build: Callable[[], Model], plan: Plan, stage_indices: tuple[int, ...]
 ) -> list[Model]:
-    """Build the stages of one rank.
+    """Build the stages of one rank, one model for each.
 
     The whole model is built first, so that the initial weights do not depend on the cut.
-
-    Args:
-        build: builds the unsplit model.
-        plan: which block goes to which stage.
-        stage_indices: indices of the stages that the rank holds.
-
-    Returns:
-        One model for each of these stages.
     """
     model = build()
     stage_modules: list[Model] = []

@@ -34,8 +34,8 @@ class Watcher(Protocol):
             kind: what the rank does from now on.
             stage: index of the stage it works for; -1 for no single stage.
             microbatch: index of the micro-batch in the replica; -1 for no single one.
-            gap: what the rank did since the last activity ended or since it began to send; None
-                for `other`.
+            gap: what the rank did since the last activity ended or since it began to send; None for
+                `other`.
         """
         ...
 
@@ -48,29 +48,16 @@ class Watcher(Protocol):
         ...
 
     def region(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:  # noqa: ANN401
-        """Call a function as a named region of the model.
-
-        Args:
-            name: name of the region.
-            function: what to call.
-            inputs: its positional arguments.
-
-        Returns:
-            The value of `function(*inputs)`.
-        """
+        """Call a function as a named region of the model, and return its value."""
         ...
 
 
 class Stage(PipelineStage):
-    """A stage of a rank.
+    """A stage of a rank; what is not named here goes to torch's stage.
 
-    Args:
-        watcher: follows what the rank does; None for nobody.
-        stopwatch: a context that is entered for every forward and backward of a training step.
-        num_ahead: M, the number of micro-batches, if the stage shall ask for messages one ahead; 0
-            if not.
-        args: of torch's stage.
-        options: of torch's stage.
+    The watcher follows what the rank does; the stopwatch is a context that is entered for every
+    forward and backward of a training step. To ask for messages one ahead, `num_ahead` is M, the
+    number of micro-batches; otherwise 0.
     """
 
     def __init__(
@@ -140,10 +127,9 @@ class Stage(PipelineStage):
 class _Received:
     """The messages of one kind, in the order of the micro-batches, which is that of the sender.
 
-    Args:
-        make: makes the operations that receive a micro-batch's message; none if there is none.
-        num_ahead: number of messages, of which each is asked for before the one before it is waited
-            for; 0 to leave that to the schedule.
+    `make` returns the operations that receive a micro-batch's message; none if there is none. Each
+    of the `num_ahead` messages is asked for before the one before it is waited for; 0 leaves that
+    to the schedule.
     """
 
     def __init__(self, make: Callable[[int], list[P2POp]], num_ahead: int) -> None:
@@ -151,7 +137,6 @@ class _Received:
         self._asked: dict[int, list[P2POp]] = {}
 
     def __call__(self, microbatch: int) -> list[P2POp]:
-        """Return the operations that receive the message of a micro-batch."""
         if not self._num_ahead:
             return self._make(microbatch)
         for i in range(microbatch, min(microbatch + 2, self._num_ahead)):

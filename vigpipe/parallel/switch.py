@@ -24,25 +24,17 @@ _EVERY = slice(None)
 
 
 def to_columns(x: Tensor, shards: Shards, num_rows: int, heads: int = 1) -> Tensor:
-    """Switch from rows to columns: (n_k, H * c) -> (n, H * c_k).
+    """Switch from rows to columns, with H heads: (n_k, H * c) -> (n, H * c_k).
 
-    Args:
-        x: the rank's rows.
-        shards: the ranks.
-        num_rows: n, of all ranks together.
-        heads: H.
+    All ranks together have n rows.
     """
     return _ToColumns.apply(x, shards, num_rows, heads)  # pyright: ignore[reportReturnType]
 
 
 def to_rows(x: Tensor, shards: Shards, num_channels: int, heads: int = 1) -> Tensor:
-    """Switch from columns to rows: (n, H * c_k) -> (n_k, H * c).
+    """Switch from columns to rows, with H heads: (n, H * c_k) -> (n_k, H * c).
 
-    Args:
-        x: the rank's columns.
-        shards: the ranks.
-        num_channels: H * c, of all ranks together.
-        heads: H.
+    All ranks together have H * c channels.
     """
     return _ToRows.apply(x, shards, num_channels, heads)  # pyright: ignore[reportReturnType]
 
