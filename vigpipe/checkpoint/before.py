@@ -15,11 +15,7 @@ from vigpipe.run.stop_and_save import parse_stop_before
 def check_training(run: Run, num_threads: int) -> None:
     """Check what the files of earlier runs, and the clock, say against a training run.
 
-    The ranks look at them once more, each byte included.
-
-    Args:
-        run: the run.
-        num_threads: that each rank will have.
+    The ranks, each of which will have so many threads, look at them once more, each byte included.
 
     Raises:
         InputError: --stop-before, --replay or --resume cannot be followed.

@@ -47,16 +47,9 @@ class Best:
 
 
 def better(scores: Scores, step: int, by: KeepBest, best: Best | None) -> Best | None:
-    """Compare an evaluation with the best one so far.
+    """Return an evaluation if it is better than the best one so far; else None.
 
-    Args:
-        scores: of the evaluation; only on ranks of the last stage.
-        step: number of optimizer steps done.
-        by: the score to compare.
-        best: the best evaluation so far; None if this is the first.
-
-    Returns:
-        This evaluation if it is better than the best one so far; else None.
+    Only ranks of the last stage have scores. It follows `step` optimizer steps.
     """
     weights, average, images = scores.test, scores.average, "test"
     if scores.validation is not None:
@@ -72,12 +65,8 @@ def better(scores: Scores, step: int, by: KeepBest, best: Best | None) -> Best |
 def best_in(manifest: Manifest, where: Path) -> Best | None:
     """Return the best evaluation that a checkpoint knows of; None if its run does not keep it.
 
-    Args:
-        manifest: the manifest of the checkpoint.
-        where: the checkpoint, for messages.
-
     Raises:
-        InputError: the entry is malformed.
+        InputError: the entry is malformed; the message begins with `where`.
     """
     table = manifest.best
     if not table:
@@ -100,13 +89,7 @@ def best_in(manifest: Manifest, where: Path) -> Best | None:
 
 
 def best_checkpoint(run: Path) -> tuple[Path, Best]:
-    """Find the best checkpoint of a run.
-
-    Args:
-        run: its folder.
-
-    Returns:
-        The checkpoint, and what it was chosen by.
+    """Find the best checkpoint of a run in its folder, and what it was chosen by.
 
     Raises:
         InputError: the run has no checkpoint, or does not keep the best one.

@@ -22,11 +22,8 @@ from vigpipe.run.rank import RankState
 class Checkpoints:
     """Saves one rank's share of the checkpoints of a run; all ranks construct this together.
 
-    Args:
-        rank_state: the state to save.
-        folder: the folder of the run.
-        log: called with a sentence for the user when a checkpoint cannot be written.
-        resumed: the manifest of the checkpoint that the run goes on from, if it does.
+    If a checkpoint cannot be written, `log` is called with a sentence for the user. `resumed` is
+    the manifest of the checkpoint that the run goes on from, if it does.
 
     Attributes:
         best: the best evaluation so far; None without --keep-best.
@@ -86,11 +83,8 @@ class Checkpoints:
     def is_best(self, scores: Scores) -> bool:
         """Whether an evaluation is the best so far, so that its checkpoint is to be kept.
 
-        The ranks that have evaluated call this together, after every evaluation, and all of them
-        come to the same.
-
-        Args:
-            scores: of the evaluation that follows the last step.
+        The ranks that have evaluated call this together, after every evaluation that follows the
+        last step, and all of them come to the same.
         """
         by, peers = self.rank_state.run.config.keep_best, self.rank_state.strategy.peers
         if by is None:
@@ -114,8 +108,8 @@ class Checkpoints:
         being written to a slow disk, its peers wait for it.
 
         Args:
-            loss: loss of the last step on ranks of the last stage; None on other ranks and after
-                a skipped step.
+            loss: loss of the last step on ranks of the last stage; None on other ranks and after a
+                skipped step.
             evaluated: whether the evaluation due after the last step, if any, has been done.
             metrics_bytes: size of metrics.jsonl, on the rank that writes it.
             events_bytes: size of events.jsonl, likewise.
@@ -143,12 +137,9 @@ class Checkpoints:
     def rescue(
         self, loss: float | None, evaluated: bool, left_over: LeftOver | None = None
     ) -> bool:
-        """Save the whole state of this rank's stages after another rank was lost.
+        """Save the whole state of this rank's stages after another rank was lost; see `save`.
 
-        Args:
-            loss: loss of the last step, as for `save`.
-            evaluated: whether the evaluation due after the last step, if any, has been done.
-            left_over: what this replica knows of all, if it takes steps of its own.
+        If it takes steps of its own, `left_over` is what this replica knows of all.
 
         Returns:
             Whether there was something to save, and it was written.
@@ -189,6 +180,5 @@ class Checkpoints:
 
 
 def _is_lost(replica_of: Mapping[str, int], rank_state: RankState, file: str) -> bool:
-    """Whether the replica was lost that would write a file of a checkpoint."""
     team, _ = rank_state.run.layout.team_of(replica_of[file])
     return rank_state.own_steps is not None and team in rank_state.own_steps.company.lost()

@@ -97,14 +97,9 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def checkpoints_at(place: Path, option: str = "") -> list[Path]:
-    """List the checkpoints that the user means by a path, newest first.
+    """List the checkpoints, newest first, of a run; or only the one that the path itself names.
 
-    Args:
-        place: a checkpoint, or the folder of a run.
-        option: the option that was given the path, with a space behind it, for messages.
-
-    Returns:
-        The path itself if it is a checkpoint, else the checkpoints of the run.
+    Messages begin with the option that was given the path, with a space behind it.
 
     Raises:
         InputError: there is no checkpoint.
@@ -193,10 +188,7 @@ def _check_file_entry(path: Path, name: str, facts: object) -> None:
 
 
 def verify(checkpoint: Path) -> Manifest:
-    """Check every byte of a checkpoint against its manifest.
-
-    Returns:
-        The manifest.
+    """Check every byte of a checkpoint against its manifest, and return that.
 
     Raises:
         InputError: a file is missing, damaged or not the one the manifest lists; the file is named.
@@ -219,13 +211,9 @@ def file_facts(path: Path) -> dict[str, Any]:
 
 
 def write_note(rank_file: Path, text: str) -> None:
-    """Write a note beside a rank's file, which says that the file is complete.
+    """Write a note beside a rank's file, with the suffix .json: the file is complete.
 
     The note appears complete or not at all.
-
-    Args:
-        rank_file: the file; the note has the same name with the suffix .json.
-        text: content of the note.
     """
     write_atomically(rank_file.with_suffix(".json"), text)
 
@@ -251,15 +239,9 @@ def tensor_names(checkpoint: Path, manifest: Manifest) -> dict[str, str]:
 def read_tensors(
     checkpoint: Path, file_of: Mapping[str, str], names: list[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Read some tensors of a checkpoint; those that it does not have are left out.
+    """Yield names and tensors of a checkpoint, on the CPU, and leave out those that it has not.
 
-    Args:
-        checkpoint: the folder of the checkpoint.
-        file_of: the file of each tensor, from `tensor_names`.
-        names: names of the tensors to read.
-
-    Yields:
-        Name and tensor, on the CPU.
+    Which file holds a tensor is known from `tensor_names`.
     """
     for file_name in dict.fromkeys(file_of[name] for name in names if name in file_of):
         with _opened(checkpoint / file_name) as file:

@@ -84,10 +84,7 @@ def rescue(
 def salvage(run: Path) -> None:
     """Turn what ranks saved when they lost a peer into checkpoints, if every stage is there.
 
-    Call this only while no rank of the run is running.
-
-    Args:
-        run: the folder of the run.
+    Call this only while no rank of the run, which has this folder, is running.
     """
     for place in sorted((run / CHECKPOINTS).glob(f"{PREFIX}*")):
         with contextlib.suppress(OSError, ValueError):  # also InputError

@@ -46,11 +46,7 @@ _OTHER_REPLICA = re.compile("replica[0-9]+/")  # see `state.replica_prefix`
 
 
 def check_same_options(folder: Path, run: "Run") -> None:
-    """Check that a run has the options of an earlier one, which it is to do again (--replay).
-
-    Args:
-        folder: of the earlier run.
-        run: the run.
+    """Check that a run has the options of the one in a folder, which it is to do again (--replay).
 
     Raises:
         InputError: the earlier run has no readable options, or one that differs.
@@ -63,15 +59,7 @@ def check_same_options(folder: Path, run: "Run") -> None:
 def _check_options(
     where: str, before: Mapping[str, Any], run: "Run", may_differ: Set[str], advice: str
 ) -> None:
-    """Raise InputError if an option of a run is not that of an earlier one, unless it may differ.
-
-    Args:
-        where: the earlier run, as the user named it.
-        before: its options, as in config.toml.
-        run: the run.
-        may_differ: options that need not be the same.
-        advice: what to do about a difference.
-    """
+    """Raise InputError if an option of a run is not that of an earlier one and may not differ."""
     # An older vigpipe lacked options that now have a default; what it did is that default.
     now, before = as_toml(run.config), as_toml(TrainConfig()) | dict(before)
     for options in (now, before):
@@ -88,12 +76,8 @@ def _check_options(
 def choose_checkpoint(place: Path, log: Callable[[str], None]) -> tuple[Path, Manifest]:
     """Choose the checkpoint to continue from, and verify all its files.
 
-    Args:
-        place: a checkpoint, or the folder of a run, of which the newest intact one is chosen.
-        log: called with a sentence for every damaged checkpoint that is skipped.
-
-    Returns:
-        The folder of the checkpoint, and its manifest.
+    It is the one that is named, or the newest intact one of a run. For every damaged checkpoint
+    that is skipped, `log` is called with a sentence.
 
     Raises:
         InputError: the named checkpoint is damaged, or the run has none that is intact.
@@ -121,12 +105,7 @@ def resume(rank_state: "RankState", folder: Path, log: Callable[[str], None]) ->
     """Put the checkpoint that --resume asks for into a rank's state; all ranks call this together.
 
     Rank 0 chooses the checkpoint and verifies every byte of it; the other ranks read the same files
-    and trust its verdict.
-
-    Args:
-        rank_state: this rank's state, newly made.
-        folder: the folder of the run.
-        log: called with sentences that the user should read.
+    and trust its verdict. The state is newly made.
 
     Returns:
         The manifest of the checkpoint; None if the run starts from the beginning.
@@ -198,11 +177,6 @@ def _restore_feed(rank_state: "RankState", manifest: Manifest, where: Path) -> N
 def check_belongs(manifest: Manifest, run: "Run", where: Path) -> None:
     """Check that a checkpoint is one of this run, or of one that it may go on with.
 
-    Args:
-        manifest: the manifest of the checkpoint.
-        run: the run that is to continue from it.
-        where: the checkpoint, for messages.
-
     Raises:
         InputError: an option that determines what is computed differs, or the data do.
     """
@@ -223,13 +197,14 @@ def check_belongs(manifest: Manifest, run: "Run", where: Path) -> None:
 
 
 def check_same_run(manifest: Manifest, run: "Run", where: Path) -> list[str]:
-    """Check that a run may continue from a checkpoint; see `check_belongs` for the arguments.
+    """Check that a run may continue from a checkpoint.
 
     Returns:
         Sentences that the user should read, about differences that are allowed.
 
     Raises:
-        InputError: the checkpoint does not belong to it, or is of a step after its last one.
+        InputError: the checkpoint does not belong to it (`check_belongs`), or is of a step after
+            its last one.
     """
     check_belongs(manifest, run, where)
     if manifest.step > run.num_steps:
@@ -300,12 +275,7 @@ def _restore_stored(
 
 
 def load_checkpoint(rank_state: "RankState", checkpoint: Path, manifest: Manifest) -> None:
-    """Put a checkpoint, written by any layout, into a rank's state.
-
-    Args:
-        rank_state: this rank's state, newly made.
-        checkpoint: the folder of the checkpoint.
-        manifest: its manifest.
+    """Put a checkpoint, written by any layout, into a rank's state, which is newly made.
 
     Raises:
         InputError: the checkpoint belongs to another model.

@@ -82,13 +82,9 @@ class Saver:
     ) -> None:
         """Copy this rank's share of the state, and begin to write it in a thread.
 
-        This waits for an earlier checkpoint that is still being written.
-
-        Args:
-            manifest: the facts of the checkpoint; its files are filled in by the writer.
-            state: this rank's share of the state, by name.
-            stored: tensors on the CPU, such as those of a mapped file, that are written without a
-                copy: nobody changes them before `finish` has returned. None by default.
+        This waits for an earlier checkpoint that is still being written. The writer fills in the
+        files of the manifest. Tensors on the CPU that are `stored`, such as those of a mapped file,
+        are written without a copy: nobody may change them before `finish` has returned.
         """
         self.finish()
         copies = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in state.items()}

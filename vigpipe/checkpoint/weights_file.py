@@ -28,15 +28,10 @@ if TYPE_CHECKING:
 def gather_named(
     own_tensors: dict[str, Tensor], pipeline_group: dist.ProcessGroup | None, pipeline_rank: int
 ) -> dict[str, Tensor] | None:
-    """Gather the tensors of all stages on one rank of a pipeline; its ranks call this together.
+    """Gather copies of the tensors of all stages on the CPU of one rank of a pipeline.
 
-    Args:
-        own_tensors: this rank's tensors, by the unsplit model's names.
-        pipeline_group: the ranks of the pipeline; None if it has a single rank.
-        pipeline_rank: position in the pipeline of the rank that receives the tensors.
-
-    Returns:
-        A copy of every tensor, on the CPU, on that rank; None on the others.
+    The ranks of the pipeline call this together; the rank at position `pipeline_rank` receives the
+    tensors, by the unsplit model's names, and the others None.
     """
     copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in own_tensors.items()}
     if pipeline_group is None:
@@ -52,9 +47,7 @@ def gather_named(
 def save_run_weights(rank_state: "RankState", path: Path) -> None:
     """Write the weights of all stages, with metadata for using them; all ranks call this.
 
-    Args:
-        rank_state: this rank's state.
-        path: the file; only the rank that writes the run's files writes it.
+    Only the rank that writes the run's files writes the file.
 
     Raises:
         InputError: the file cannot be written.
@@ -68,12 +61,9 @@ def save_run_weights(rank_state: "RankState", path: Path) -> None:
 def save_weights(
     path: Path, state: dict[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write a state dict as safetensors.
+    """Write a state dict, named as in the unsplit model, as safetensors.
 
-    Args:
-        path: the file to write or replace.
-        state: tensors by the unsplit model's names.
-        metadata: texts that `model.metadata.read_metadata` returns; none by default.
+    The metadata are the texts that `model.metadata.read_metadata` returns; none by default.
 
     Raises:
         InputError: the file cannot be written.
@@ -89,13 +79,9 @@ def save_rows(
 ) -> Iterator[dict[str, Tensor]]:
     """Write weights that are never whole in memory, as `save_weights` would.
 
-    Args:
-        path: the file to write or replace, which is done when the context ends.
-        tensors: dtype and shape of each tensor, by the unsplit model's names.
-        metadata: as of `save_weights`.
-
     Yields:
-        The tensors of the new file, mapped, all zeros; what is written to them is in the file.
+        The tensors of the new file, mapped, all zeros; what is written to them is in the file. The
+        file replaces an older one when the context ends.
 
     Raises:
         InputError: the file cannot be written.
@@ -122,13 +108,8 @@ def write_tensors(
 ) -> None:
     """Write a safetensors file; equal tensors and metadata make equal files.
 
-    No memory is taken for a tensor, so those of a mapped file (`model.mapped`) may be larger than
-    the memory.
-
-    Args:
-        path: the file to write.
-        tensors: contiguous tensors on the CPU, by name.
-        metadata: texts for the header; none by default.
+    The tensors are contiguous and on the CPU. No memory is taken for one, so those of a mapped file
+    (`model.mapped`) may be larger than the memory.
 
     Raises:
         OSError: the file cannot be written.

@@ -32,16 +32,11 @@ def export_wide(
     num: int,
     chosen: Chosen | None,
 ) -> None:
-    """Write the wide model's weights from a checkpoint.
+    """Write the wide model's weights from a checkpoint of its `num` sub-models.
 
-    Args:
-        checkpoint: its folder.
-        manifest: its manifest.
-        path: the file to write or replace.
-        slicing: the table of the wide model.
-        num: m, the number of sub-models.
-        chosen: the channels of each group that a sub-model has in the round of the checkpoint; None
-            if no step of it has been taken, so that the rows are the whole model.
+    The slicing is that of the wide model. `chosen` says which channels of each group a sub-model
+    has in the round of the checkpoint; None if no step of it has been taken, so that the rows are
+    the whole model.
 
     Raises:
         InputError: a tensor is missing or has another shape, or the file cannot be written.
@@ -70,11 +65,8 @@ def wide_shapes(
 ) -> Shapes:
     """Return dtypes and shapes of a wide model, and check that those of all its parts fit.
 
-    Args:
-        slicing: the table of the wide model.
-        parts: the tensors of each sub-model, by name.
-        rows: what each owner has of the wide model, by name.
-        where: where they come from, for messages.
+    The parts are the tensors of each sub-model, and the rows what each owner has of the wide model,
+    by name. Messages begin with where they come from.
 
     Raises:
         InputError: a tensor is missing or has another shape.
@@ -118,14 +110,9 @@ def assemble(
 ) -> None:
     """Fill a wide model's tensors: the stored rows, and over them what the sub-models have.
 
-    A tensor without sides is the mean over the sub-models; integers are those of the first one.
-
-    Args:
-        targets: the wide tensors, by name; no memory is taken that is as large as one.
-        slicing: the table of the wide model.
-        parts: the tensors of each sub-model.
-        rows: what each owner has of the wide model; of a tensor without sides, nothing.
-        chosen: the channels of each group that a sub-model has; None for the rows alone.
+    A tensor without sides, of which nobody owns rows, is the mean over the sub-models; integers are
+    those of the first one. No memory is taken that is as large as a wide tensor. See `export_wide`
+    for the rest.
     """
     for name, target in targets.items():
         if slicing.owned(name) is None:
@@ -149,16 +136,7 @@ def assemble(
 def put_rows(
     target: Tensor, rows: Tensor, slicing: Slicing, name: str, owner: int, num: int
 ) -> None:
-    """Put what an owner has of a tensor into its place.
-
-    Args:
-        target: the wide tensor.
-        rows: what the owner has.
-        slicing: the table of the wide model.
-        name: of the tensor, which has a side.
-        owner: index of the owner.
-        num: number of owners.
-    """
+    """Put the rows of one of `num` owners into their place in a wide tensor, which has a side."""
     dim, at = slicing.owned(name), 0
     assert dim is not None
     for first, count in runs(slicing.owned_entries(name, num, owner)):

@@ -24,12 +24,8 @@ Tile = tuple[slice, ...]
 def save_wide_weights(rank_state: "RankState", path: Path) -> None:
     """Write the weights of all stages of the wide model; all ranks call this.
 
-    Every rank sends what it stores, tile by tile, to the one that writes. That of another stage
-    passes through the first replica's rank of this stage.
-
-    Args:
-        rank_state: this rank's state.
-        path: the file; only the rank that writes the run's files writes it.
+    Every rank sends what it stores, tile by tile, to the one that writes the run's files. That of
+    another stage passes through the first replica's rank of this stage.
 
     Raises:
         InputError: the file cannot be written.
@@ -70,11 +66,7 @@ class _Way:
     def carry(self, own: Tensor | None, like: Tensor, owner: int, stage: int) -> Tensor | None:
         """Send, pass on or receive a tile; return it on the rank that writes, else None.
 
-        Args:
-            own: the tile, on the rank that stores it.
-            like: a tensor on the meta device of its shape and type.
-            owner: the replica that stores it.
-            stage: the rank of the pipeline that does.
+        It comes from the rank that stores it: that of a stage in the pipeline of its owner.
         """
         tile, (_, last) = own, self._writer
         if self.begins_here(owner, stage) and owner > 0:
@@ -101,7 +93,6 @@ def _collect(
     way: _Way,
     targets: Mapping[str, Tensor] | None,
 ) -> None:
-    """Collect one tensor of a stage on the rank that writes."""
     slicing, num = rows.wide.slicing, rows.between.size
     (dtype, shape), owned = spec, slicing.owned(name)
     stored = rows.whole if owned is None else rows.stored
