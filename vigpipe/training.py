@@ -54,13 +54,7 @@ from vigpipe.timing.clock import read_clocks
 
 
 def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
-    """Train as one rank; the rank that knows the loss writes the run's files.
-
-    Args:
-        run: what to train, in which layout.
-        rank: position in the world.
-        device: where this rank computes.
-        folder: of the run's files.
+    """Train as one rank; the rank that knows the loss writes the run's files into the folder.
 
     Returns:
         SAVED if the run was asked to stop and has left a checkpoint, else DONE.
@@ -79,7 +73,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
 
 
 class Training(Loop):
-    """One rank's part in a training run; see `train` for the arguments."""
+    """One rank's part in a training run; see `train`."""
 
     def __init__(self, run: Run, rank: int, device: torch.device, folder: Path) -> None:
         self._started = time.perf_counter()
@@ -190,7 +184,6 @@ class Training(Loop):
         return self._checkpoints.is_best(scores)
 
     def _evaluate_shared(self, left: Counterparts) -> Scores:
-        """Share the evaluation among all that are left."""
         share_evaluation(self._state, left)
         return evaluate_all(self._state)
 

@@ -11,9 +11,7 @@ from vigpipe.run.rank import RankState
 def find_anomaly(rank_state: RankState, batch: ReplicaBatch) -> str:
     """Repeat a step's forwards and backwards, and say where numbers stop being finite.
 
-    Args:
-        rank_state: this rank's state; every rank calls this, and only gradients change.
-        batch: this replica's share of the step's batch.
+    Every rank calls this, and only gradients change.
 
     Returns:
         A sentence about the first block whose output is not finite; the same on every rank.

@@ -12,15 +12,9 @@ Item = TypeVar("Item")
 def find_bad_images_together(
     load: Callable[[Item], object], share: Sequence[Item], world_size: int
 ) -> frozenset[Item]:
-    """Decode every image once and tell all ranks which ones fail; all ranks call this.
+    """Decode every image once, each rank its share, and return the unreadable ones of all shares.
 
-    Args:
-        load: decodes an image.
-        share: the images that this rank is to decode: what to call `load` with.
-        world_size: number of ranks.
-
-    Returns:
-        The unreadable images of all shares.
+    All ranks call this.
     """
     bad = run_with_heartbeats(lambda: list(find_bad_images(load, share)), world_size)
     return frozenset(image for images in all_gather_values(bad, world_size) for image in images)

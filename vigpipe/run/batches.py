@@ -9,12 +9,7 @@ from vigpipe.run.rank import RankState
 
 
 def read_batch(rank_state: RankState, item: Item) -> ReplicaBatch:
-    """Read the batch of the item that this rank is to take a step with.
-
-    Args:
-        rank_state: this rank's state. It is told how long the batch took.
-        item: with those that workers may read ahead.
-    """
+    """Read the batch of the item that this rank is to take a step with; note how long it took."""
     began = time.perf_counter()
     batch = rank_state.feed.batch(item.number, item.ahead)
     rank_state.data_seconds = time.perf_counter() - began
@@ -22,16 +17,10 @@ def read_batch(rank_state: RankState, item: Item) -> ReplicaBatch:
 
 
 def batches(rank_state: RankState) -> Iterator[ReplicaBatch]:
-    """Read this rank's batch of every step that is left, and leave out what else is due.
+    """Yield this rank's batch of every step that is left, and leave out what else is due.
 
-    What a step reads depends only on its number, so a resumed run continues exactly where it ended.
-
-    Args:
-        rank_state: this rank's state; the first step to read is `rank_state.step`, counted from 0.
-            It is told how long each batch took.
-
-    Yields:
-        One batch for each step until the end of the run.
+    What a step reads depends only on its number, so a resumed run continues exactly where it ended:
+    at `rank_state.step`, counted from 0.
     """
     for item in rank_state.strategy.items(rank_state.step, is_evaluated=True, loop=Loop()):
         yield read_batch(rank_state, item)

@@ -18,8 +18,7 @@ MOST_AHEAD = 2  # batches that are handed to a GPU ahead of what it does; they t
 def evaluate_all(rank_state: RankState) -> Scores:
     """Score the weights, and their moving average if there is one; all ranks call this together.
 
-    Args:
-        rank_state: this rank's state; it is unchanged afterwards.
+    The state is unchanged afterwards.
     """
     scores = _evaluate_splits(rank_state)
     averages: dict[str, Score] = {}
@@ -34,7 +33,6 @@ def evaluate_all(rank_state: RankState) -> Scores:
 
 
 def _evaluate_splits(rank_state: RankState) -> dict[str, Score]:
-    """Score the test samples, and the validation samples if there are any."""
     scores: dict[str, Score] = {}
     for splits in rank_state.run.job.passes:
         scores |= evaluate(rank_state, splits) or {}
@@ -44,13 +42,10 @@ def _evaluate_splits(rank_state: RankState) -> dict[str, Score]:
 def evaluate(
     rank_state: RankState, splits: Sequence[str], most: int | None = None, *, own: bool = False
 ) -> Mapping[str, Score] | None:
-    """Run samples through the pipeline in evaluation mode.
+    """Run samples of some splits, scored together, through the pipeline in evaluation mode.
 
-    Args:
-        rank_state: this rank's state; all ranks call this together.
-        splits: names of splits of the data that are scored together: test, validation.
-        most: number of samples to score, from the first; None for all.
-        own: score the model that this rank trains, although it is a part of a wider one.
+    All ranks call this together. At most the first `most` samples are scored. With `own`, that is
+    done with the model that this rank trains, although it is a part of a wider one.
 
     Returns:
         The score of each split on ranks of the last stage; else None.

@@ -27,10 +27,8 @@ from vigpipe.run.folder import EVENTS
 class EventsFile:
     """Appends events of all replicas; only one rank of a run has it.
 
-    Args:
-        folder: the folder of the run, which exists.
-        start: the facts of this start, from `start_facts`; None to go on with one.
-        earlier: the rows of an earlier run that this one goes on with, or of this start so far.
+    The file begins with the rows of an earlier run that this one goes on with, or of this start so
+    far; then come the facts of this start, from `start_facts`, unless it has begun already.
 
     Raises:
         InputError: the file cannot be written.
@@ -47,11 +45,7 @@ class EventsFile:
         self.add([] if start is None else [{"start": dict(start)}])
 
     def add(self, events: Iterable[Mapping[str, Any]]) -> int:
-        """Append rows, and those that a full disk has refused before.
-
-        Returns:
-            The size of the file in bytes.
-        """
+        """Append rows, and those that a full disk has refused before; return the size in bytes."""
         with contextlib.suppress(OSError):
             self._rows.add(events)
         return self._rows.sync()
@@ -78,10 +72,7 @@ def _unwritable(folder: Path, error: OSError) -> str:
 def open_events(run: Run, folder: Path, num_bytes: int | None) -> EventsFile:
     """Open the record of a run, with what the run that it goes on with has left.
 
-    Args:
-        run: the run.
-        folder: its folder.
-        num_bytes: of the earlier run's record that count; None if the run is new.
+    The first `num_bytes` of that run's record count; None if the run is new.
     """
     rows = b""
     if num_bytes is not None and run.config.resume is not None:
@@ -95,10 +86,7 @@ def open_events(run: Run, folder: Path, num_bytes: int | None) -> EventsFile:
 def take_over_events(run: Run, folder: Path, num_bytes: int | None) -> EventsFile:
     """Go on with the record of a run whose writer was lost.
 
-    Args:
-        run: the run.
-        folder: its folder.
-        num_bytes: of what is there that counts; None if the lost one has not begun it.
+    The first `num_bytes` of what is there count; None if the lost one has not begun it.
     """
     if num_bytes is None:
         return EventsFile(folder, start_facts(run))
@@ -108,9 +96,7 @@ def take_over_events(run: Run, folder: Path, num_bytes: int | None) -> EventsFil
 def start_facts(run: Run, num_threads: int | None = None) -> dict[str, Any]:
     """Return what must be the same for the numbers to be the same, besides the options.
 
-    Args:
-        run: the run.
-        num_threads: of each rank; by default those of this process.
+    By default a rank has as many threads as this process.
     """
     return {
         "replicas": run.layout.num_teams,
@@ -139,10 +125,7 @@ def recorded_replicas(folder: Path) -> int | None:
 def read_events(folder: Path, run: Run, num_threads: int | None = None) -> list[Recorded]:
     """Read what each replica of an earlier run did, so that a run can do it again.
 
-    Args:
-        folder: of the earlier run.
-        run: the run that is to do it again.
-        num_threads: of each of its ranks; by default those of this process.
+    The earlier run's folder is given. By default a rank has as many threads as this process.
 
     Raises:
         InputError: the file is missing or malformed, or the run was another one.

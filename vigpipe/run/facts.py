@@ -36,9 +36,6 @@ class Run:
 
     Attributes:
         config: all options, with the defaults of the model filled in.
-        job: what is trained on: images, or one graph.
-        layout: the degrees of parallelism.
-        plan: which block goes to which stage.
         parameter_order: index of every parameter in the unsplit model, by name.
         dtype: dtype of the weights.
         notes: sentences that the user should read before the run.
@@ -140,8 +137,7 @@ class Run:
     def build(self) -> StagedModel:
         """Build the unsplit model, with weights from the seed or from the file of --weights.
 
-        With sub-networks, it is one of them, and where its weights come from is another matter
-        (`run.wide`).
+        With sub-networks, it is one of them, whose weights `run.wide` fills in later.
         """
         torch.manual_seed(self.config.seed)
         model = self._make_model(self.num_subnetworks).to(self.dtype)
@@ -170,9 +166,6 @@ class Run:
 
         timm groups the parameters: biases, norms and those in `no_weight_decay` do not decay, and
         --layer-decay multiplies the learning rate by that factor for every layer before the last.
-
-        Returns:
-            The factor of the learning rate and the weight decay, by the parameter's name.
         """
         from timm.optim import (
             param_groups_layer_decay,  # pyright: ignore[reportPrivateImportUsage]
@@ -223,10 +216,10 @@ def prepare(
     ranks_on_host: int | None = None,
     num_hosts: int | None = None,
 ) -> Run:
-    """Decide the facts of a run from its options, and check them together.
+    """Decide the facts of a run from its options as the user gave them, and check them together.
 
     Args:
-        config: the options as the user gave them.
+        config: the options.
         dtype: dtype of the weights.
         left_out: parts of the data to leave out, such as images that cannot be read.
         ranks_on_host: how many ranks share a host; None if all of them do.

@@ -36,12 +36,9 @@ def make_output_folder(
 
     Args:
         folder: the option --out; None if it was not given.
-        names: of what the command writes into the folder.
+        names: what the command writes into the folder.
         goes_on: whether the command continues a run whose files are there already.
         advice: what else a user can do about a folder that is taken.
-
-    Returns:
-        The folder, which exists and can be written to.
 
     Raises:
         InputError: the folder cannot be made or written to, or holds one of the names already.

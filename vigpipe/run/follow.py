@@ -36,9 +36,7 @@ class RowFollower:
 
     A run that goes on from a checkpoint replaces the file: lines up to the checkpoint stay as they
     are, and those of later steps are dropped. New is what follows the lines that both files share.
-
-    Args:
-        path: metrics.jsonl, which need not be there yet; rows that it holds now are not new.
+    The file need not be there yet; rows that it holds now are not new.
     """
 
     def __init__(self, path: Path) -> None:

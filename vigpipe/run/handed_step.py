@@ -12,17 +12,13 @@ from vigpipe.timing.clock import Lap
 class HandedStep:
     """A step that this rank has handed to its device.
 
-    Args:
-        number: number of the step, counted from 1.
-        lr: its learning rate, for the last layer.
-        agreement: what all ranks said in it.
-        moments: of BatchNorm in all micro-batches, (D * M, 3, channels).
-        outcome: (4,) float64: the loss, which means nothing on ranks that do not know it; whether
-            the numbers of all peers are finite, 1 or 0; whether the step is taken; and the factor
-            of the loss.
-        lap: the times of the step.
+    `moments` are those of BatchNorm in all micro-batches, (D * M, 3, channels). `outcome` is (4,)
+    float64: the loss, which means nothing on ranks that do not know it; whether the numbers of all
+    peers are finite, 1 or 0; whether the step is taken; and the factor of the loss.
 
     Attributes:
+        number: number of the step, counted from 1.
+        lr: its learning rate, for the last layer.
         is_complete: whether the device has done the step; the attributes below are known only then.
         loss: over the global batch, on ranks of the last stage; None on others.
         is_finite: whether the gradients and the loss of all peers were finite.

@@ -13,13 +13,6 @@ class LossScale:
     """The factor of the loss, a power of two, which follows what the gradients bear.
 
     All of it stays on the device, and every rank has the same: all of them take a step or none.
-
-    Args:
-        device: where gradients are.
-
-    Attributes:
-        factor: a float32 scalar.
-        num_taken: steps taken since the factor changed, an int32 scalar.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -32,11 +25,7 @@ class LossScale:
         torch._foreach_mul_(list(gradients), inverse)  # pyright: ignore[reportPrivateImportUsage]
 
     def update(self, is_taken: Tensor) -> None:
-        """Lower the factor after a step that was skipped, or raise it after many that were taken.
-
-        Args:
-            is_taken: a scalar of bool.
-        """
+        """Lower the factor after a step that was skipped; raise it after many that were taken."""
         skipped = is_taken.logical_not().float()
         update = torch._amp_update_scale_  # pyright: ignore[reportPrivateImportUsage]
         update(self.factor, self.num_taken, skipped, 2.0, 0.5, NUM_TAKEN)

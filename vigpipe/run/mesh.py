@@ -27,10 +27,7 @@ class Mesh:
     """The ranks of a run, as one of them sees them.
 
     Attributes:
-        rank: its position in the world.
-        replica_index: the replica that it belongs to.
-        pipeline_rank: its position in its pipeline.
-        groups: the process groups that it is in.
+        rank: position in the world.
         counterparts: the ranks that hold the same stages, of all replicas.
         teammates: of these, the ones that take every step together with it.
         shards: the ranks that share the batches of its replica.
@@ -58,11 +55,8 @@ class Mesh:
 def make_mesh(run: Run, rank: int, *, alone: bool = False, shards: Shards | None = None) -> Mesh:
     """Make a rank's groups; with several ranks, all of them call this together.
 
-    Args:
-        run: the facts of the run.
-        rank: position in the world.
-        alone: whether the rank has no peers, whatever the layout is.
-        shards: what stands for the ranks that share its batch, for a rank without peers.
+    A rank that is alone has no peers, whatever the layout is; `shards` then stands for the ranks
+    that share its batch.
     """
     layout, config = run.layout, run.config
     groups = Groups()
@@ -81,13 +75,7 @@ def make_mesh(run: Run, rank: int, *, alone: bool = False, shards: Shards | None
 
 
 def place_in(run: Run, mesh: Mesh, statistics: PooledStatistics) -> Place:
-    """Return what a strategy knows of a rank's place.
-
-    Args:
-        run: the facts of the run.
-        mesh: of the rank.
-        statistics: of its stages.
-    """
+    """Return what a strategy knows of a rank's place."""
     layout, timeout = run.layout, run.config.timeout or LONG_WAIT_SECONDS
     team, of_team = layout.team_of(mesh.replica_index)
     return Place(

@@ -22,9 +22,8 @@ MODULES: dict[Kind, str] = {"images": "vigpipe.data.job", "graph": "vigpipe.grap
 def open_job(config: "TrainConfig", left_out: "LeftOut" = frozenset()) -> "Job":
     """Open the data that the options name, for the kind of job that their model is for.
 
-    Args:
-        config: all options, with the defaults of the model filled in.
-        left_out: parts of the data to leave out: images that cannot be read.
+    The options have the defaults of the model filled in. Some parts of the data, images that cannot
+    be read, may be left out.
 
     Raises:
         InputError: there is no such data, or it does not fit the options.

@@ -15,12 +15,7 @@ FUSED, SKIPPING = ("adam", "adamw", "sgd"), ("adam", "adamw")
 
 
 def make_optimizer(config: TrainConfig, groups: Sequence[dict[str, Any]]) -> torch.optim.Optimizer:
-    """Make the optimizer that the options name.
-
-    Args:
-        config: the options.
-        groups: the parameters, and what differs from group to group.
-    """
+    """Make the optimizer that the options name; groups of parameters differ in some of them."""
     assert config.opt is not None
     fused: dict[str, Any] = {"fused": True} if config.opt in FUSED else {}
     return create_optimizer_v2([*groups], opt=config.opt, lr=config.lr, weight_decay=0.0, **fused)
@@ -31,11 +26,6 @@ def first_state(config: TrainConfig, dtype: torch.dtype, device: torch.device) -
 
     A kind of which there is one number for each weight, such as a moment, has one dimension; one of
     which there is a single number for a whole parameter, such as the step, has none.
-
-    Args:
-        config: the options.
-        dtype: of the weights.
-        device: where they are.
     """
     number = nn.Parameter(torch.zeros(1, dtype=dtype, device=device))
     number.grad = torch.zeros_like(number)
@@ -45,12 +35,7 @@ def first_state(config: TrainConfig, dtype: torch.dtype, device: torch.device) -
 
 
 def begin_state(optimizer: torch.optim.Optimizer, first: dict[str, Tensor]) -> None:
-    """Give an optimizer the state that it would make in its first step.
-
-    Args:
-        optimizer: a new one.
-        first: what it keeps of a single number, see `first_state`.
-    """
+    """Give a new optimizer what `first_state` returns, as it would make it in its first step."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             optimizer.state[parameter] = {

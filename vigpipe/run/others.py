@@ -18,9 +18,7 @@ T = TypeVar("T")
 def all_events(company: Company, world_size: int) -> list[dict[str, Any]]:
     """Return what all ranks have told of what they did, in a run without files; all call this.
 
-    Args:
-        company: of this rank, after its last item.
-        world_size: number of ranks.
+    Each rank does so after its last item.
     """
     all_gather_values(None, world_size)  # the last one has told by now
     return [event for parcel in company.inbox().take() for event in parcel["events"]]
@@ -29,11 +27,9 @@ def all_events(company: Company, world_size: int) -> list[dict[str, Any]]:
 class Others:
     """The other replicas, as the training loop sees them.
 
-    Args:
-        company: those that are left, if replicas take steps of their own. Otherwise it is None:
-            nobody can be lost without ending the run, and the rank that writes knows every row.
-        peers: all ranks, if there is no company.
-        counterparts: those with the same stages among them.
+    If replicas take steps of their own, the company is those that are left. Otherwise it is None:
+    nobody can be lost without ending the run, and the rank that writes knows every row. The peers
+    are then all ranks, and the counterparts those with the same stages among them.
     """
 
     def __init__(self, company: Company | None, peers: Peers, counterparts: Counterparts) -> None:

@@ -11,9 +11,7 @@ from vigpipe.run.facts import Run
 class OwnOrder:
     """A feed that is asked for items of a run of sub-networks (`Run.in_batches`); see `Feed`.
 
-    Args:
-        feed: the batches of a run on a single replica.
-        run: the run.
+    It takes its batches from the feed of a run on a single replica.
     """
 
     def __init__(self, feed: Feed, run: Run) -> None:

@@ -15,16 +15,11 @@ class RunProgress:
     """The progress of a run; use it as a context around the steps.
 
     Bar and lines tell the mean loss since the line before, or since the epoch began, unless there
-    were no samples, and the throughput: the images of the steps since the line before over the
-    time that these steps, and the waiting for their images, took; evaluations do not count. The
-    bar disappears at the end.
+    were no samples, and the throughput: the images or nodes (`unit`) of the steps since the line
+    before over the time that these steps, and the waiting for their data, took; evaluations do not
+    count. The bar disappears at the end. Ranks that say nothing have a quiet console.
 
-    Args:
-        console: where to write; a quiet one on ranks that say nothing.
-        num_steps: number of optimizer steps of the run.
-        steps_done: number of steps that were done before.
-        log_every: option --log-every; by default 30s, but never on a terminal.
-        unit: what a step takes: images or nodes.
+    By default (--log-every) there is a line every 30 s, but never on a terminal.
 
     Raises:
         InputError: the option cannot be parsed.
@@ -80,13 +75,8 @@ class RunProgress:
     ) -> None:
         """Note an optimizer step, and tell the user if it is time.
 
-        Args:
-            step: number of the step, counted from 1.
-            epoch: number of the epoch, counted from 1.
-            loss: loss over the global batch.
-            lr: learning rate of the step.
-            num_samples: what the loss is the mean of; 0 if a part of a graph has no training node.
-            num_rows: images or nodes that the step took.
+        Steps and epochs are counted from 1. `num_samples` is what the loss is the mean of, 0 if a
+        part of a graph has no training node; `num_rows` are the images or nodes that the step took.
         """
         now = time.monotonic()
         if epoch != self._epoch:
@@ -114,7 +104,6 @@ class RunProgress:
             self._num_losses, self._loss_sum = 0, 0.0
 
     def _left(self, step: int, now: float) -> timedelta:
-        """Return the time that the rest will take, if it goes on as since the first step."""
         assert self._first_step is not None
         seconds = (now - self._started) / (step - self._first_step) * (self._num_steps - step)
         return timedelta(seconds=round(seconds))

@@ -22,9 +22,7 @@ _PACKAGES = ("torch", "torchvision", "torch-geometric", "timm", "numpy", "scikit
 def origin(device: torch.device, ranks: str | None = None) -> str:
     """Describe the origin of a result as a Markdown list: command, commit, hardware, versions.
 
-    Args:
-        device: the device on which the result was measured.
-        ranks: what each rank used, in words; by default the number of threads of this rank.
+    `ranks` says in words what each rank used; by default the number of threads of this rank.
     """
     facts = provenance()
     ranks = ranks or f"{torch.get_num_threads()} thread(s) a rank"

@@ -59,15 +59,8 @@ class RankState:
     """The state of one rank.
 
     Attributes:
-        run: the facts of the run.
-        device: where this rank computes.
-        mesh: where it is among the others.
-        trained: what it trains.
-        strategy: says what it does next, and how the replicas agree.
-        feed: its batches.
-        pipeline: runs micro-batches through its stages.
+        strategy: says what the rank does next, and how the replicas agree.
         replicas: adds up the gradients of the replicas that take a step together.
-        scorers: the replicas that share an evaluation.
         merged: its share of the wide model of sub-networks, which is evaluated instead of its own;
             None if there are none.
         leads: whether its replica writes the run's files.
@@ -130,10 +123,7 @@ class RankState:
     def timed(self, phase: Phase, number: int, fill: Fill | None = None) -> Iterator[None]:
         """Record what happens in this context as a numbered training step or evaluation batch.
 
-        Args:
-            phase: training or evaluation.
-            number: of the step or batch.
-            fill: how full its batch is; None where every step has the same one.
+        `fill` says how full its batch is; None where every step has the same one.
         """
         if self.recorder is None:
             yield
@@ -241,7 +231,6 @@ def make_rank_state(
 def _make_strategy(
     run: Run, mesh: Mesh, trained: Trained, recorded: Sequence[Recorded] | None
 ) -> Strategy:
-    """Make the strategy that the options name; all ranks call this together."""
     names = {id(b): name for model in trained.models for name, b in model.named_buffers()}
     running = {names[id(statistic)]: statistic for statistic in trained.statistics.running}
     return make_strategy(
@@ -255,7 +244,6 @@ def _make_strategy(
 
 
 def _merged(run: Run, mesh: Mesh, rows: Rows, pipeline: Pipeline) -> Merged:
-    """Return a rank's share of the wide model of sub-networks."""
     stage_indices, device = run.layout.stages_of(mesh.rank), pipeline.device
     stages = cut_stages(run.make_wide_model, run.plan, stage_indices)
     if run.job.merges_whole:

@@ -32,15 +32,10 @@ def step_row(
 ) -> dict[str, Any]:
     """Make the row of an optimizer step.
 
-    Args:
-        step: number of the step, counted from 1.
-        epoch: number of the epoch, counted from 1.
-        loss: loss over the global batch.
-        lr: learning rate of the step.
-        seconds: duration of the step.
-        rates: what the job says of the step's samples (`vigpipe.job.score.JobScores.rates`).
-        data_seconds: for how long the slowest rank waited for its batch before the step.
-        whose: replica and item, where replicas take steps of their own; with a server, staleness.
+    Steps and epochs are counted from 1. `rates` is what the job says of the step's samples
+    (`vigpipe.job.score.JobScores.rates`), `data_seconds` for how long the slowest rank waited for
+    its batch before the step. `whose` are replica and item, where replicas take steps of their own;
+    with a server, also staleness.
     """
     return {
         "step": step,
@@ -59,11 +54,7 @@ def gradients_row(
 ) -> dict[str, Any]:
     """Make the row of a step that a server has taken with the gradients of a replica.
 
-    Args:
-        pushed: what is known of the gradients; the row's seconds are those of the replica.
-        course: the steps of the run.
-        lr: learning rate of the step.
-        rates: what the job says of the step's samples.
+    The row's seconds are those of the replica.
     """
     facts = pushed.step + 1, course.epoch(pushed.step), pushed.loss, lr, pushed.seconds, rates
     whose = {"replica": pushed.replica, "item": pushed.item, "staleness": pushed.staleness}
@@ -148,11 +139,7 @@ class RunRecord:
         self._count(row)
 
     def add_evaluation(self, epoch: int, scores: Mapping[str, Any]) -> float | None:
-        """Append the row of an evaluation, with the training loss of the epoch.
-
-        Args:
-            epoch: number of the epoch that has ended, counted from 1.
-            scores: numbers of the row, from `Scores.as_row`.
+        """Append the row of an evaluation (`Scores.as_row`), with the training loss of the epoch.
 
         Returns:
             The mean loss of the epoch's training samples, each as of its own step; None if all
@@ -178,13 +165,10 @@ class RunRecord:
         self._num_samples += num_samples
 
     def add_event(self, event: str, step: int, message: str, **facts: int) -> None:
-        """Append an event: a skipped step, a straggler, slow data, a resumption.
+        """Append what happened after a step: a skipped step, a straggler, slow data, a resumption.
 
-        Args:
-            event: kind of the event, one word.
-            step: number of optimizer steps done when it happened.
-            message: what happened, in a sentence.
-            facts: numbers of the message that a program reads.
+        The kind of event is one word. The message is a sentence, and facts are its numbers, for
+        programs.
         """
         self.add(event=event, step=step, message=message, **facts)
 

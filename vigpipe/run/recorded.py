@@ -18,12 +18,6 @@ def sync_of(run: Run, device: torch.device) -> Sync:
 def is_recorded(run: Run, sync: Sync, *, on_gpu: bool, is_timed: bool) -> bool:
     """Decide whether the steps of a run are recorded as a CUDA graph.
 
-    Args:
-        run: the run.
-        sync: how its gradients are added up.
-        on_gpu: whether its ranks compute on GPUs.
-        is_timed: whether the parts of its steps are timed.
-
     Raises:
         InputError: they are to be recorded, and cannot be.
     """

@@ -39,12 +39,7 @@ class Reporter:
 
     As a context it closes the run's files in the end.
 
-    Args:
-        rank_state: state of the rank.
-        folder: of the run's files.
-
     Attributes:
-        console: where sentences and tables are printed.
         record: the run's files, on the rank that writes.
         loss: of the last step, on ranks of the last stage; None if that step was skipped.
     """
@@ -72,9 +67,8 @@ class Reporter:
     def begin(self, loss: float | None = None, num_bytes: int | None = None) -> None:
         """Open the run's files, and its tracker, whose server may be far away; all ranks call this.
 
-        Args:
-            loss: of the last step of an earlier run that this one goes on from.
-            num_bytes: of the earlier run's rows that count; None for all up to its last step.
+        If the run goes on from an earlier one, `loss` is that of its last step, and `num_bytes` of
+        its rows count; None for all up to its last step.
         """
         run, step = self._state.run, self._state.step
         self.loss = loss
@@ -205,7 +199,6 @@ def _is_overflow(step: HandedStep, peers: Peers) -> bool:
 
 
 def _explain_overflow(step: HandedStep) -> str:
-    """Say that a step was skipped because its gradients do not fit into float16, which is usual."""
     return (
         f"step {step.number}: a gradient overflows float16, as happens when the loss is scaled too "
         f"much; skipped, and the factor of the loss is {step.loss_factor / 2:g} from here on"

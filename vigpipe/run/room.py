@@ -20,10 +20,6 @@ def check_room(run: Run, ranks_here: int) -> None:
 
     What passes through the layers comes on top.
 
-    Args:
-        run: the facts of the run.
-        ranks_here: number of ranks on this host.
-
     Raises:
         InputError: it does not fit.
     """

@@ -16,12 +16,7 @@ MOST_STEPS = 20  # batches that BatchNorm's statistics are estimated with
 
 
 def share_evaluation(rank_state: RankState, left: Counterparts) -> None:
-    """Let all that are left share an evaluation, with the weights of the server if there is one.
-
-    Args:
-        rank_state: this rank's state.
-        left: the ranks with the same stages of all that are left.
-    """
+    """Let all that are left share an evaluation, with the weights of the server if there is one."""
     run = rank_state.run
     if rank_state.merged is not None:  # all of them take every sample through it
         return
@@ -36,10 +31,6 @@ def settle(rank_state: RankState, left: Counterparts) -> str | None:
     They can share evaluations then. BatchNorm's running statistics are estimated anew, since those
     of several replicas, averaged, are not those of the weights that are kept: they become the exact
     mean and variance over the first batches of the training order, up to 20.
-
-    Args:
-        rank_state: this rank's state.
-        left: the ranks with the same stages of the replicas that are left.
 
     Returns:
         What was kept, in a sentence; None if there was one set of weights all along.
@@ -184,11 +175,7 @@ def _estimate_statistics(rank_state: RankState, left: Counterparts) -> int:
 
 
 class Kept:
-    """The weights of a rank at the end of the training, for another try to settle.
-
-    Args:
-        rank_state: the state of the rank.
-    """
+    """The weights of a rank at the end of the training, for another try to settle."""
 
     def __init__(self, rank_state: RankState) -> None:
         own_steps = rank_state.own_steps

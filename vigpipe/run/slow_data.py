@@ -11,11 +11,9 @@ LEAST_SECONDS = 0.005  # of waiting: below it, steps are too short to be told ap
 class SlowData:
     """Watches how long a run waits for its data, and says so once if it is long.
 
-    Args:
-        num_workers: processes of a rank that read ahead.
-        runs_ahead: whether a rank reads while its device is still busy with the step before, so
-            that only the rest of the reading is waiting.
-        unit: what is read: images, by processes, or nodes of a graph, by a thread.
+    A rank that runs ahead reads while its device is still busy with the step before, so that only
+    the rest of the reading is waiting. Images are read by worker processes, nodes of a graph by a
+    thread.
     """
 
     def __init__(self, num_workers: int, *, runs_ahead: bool, unit: str = "images") -> None:
@@ -24,11 +22,7 @@ class SlowData:
         self._is_told = False
 
     def add(self, data_seconds: float, step_seconds: float) -> str | None:
-        """Take the times of one step.
-
-        Args:
-            data_seconds: for how long the slowest rank has asked for the batch.
-            step_seconds: duration of the step.
+        """Take the times of one step: how long the slowest rank asked for its batch, and then took.
 
         Returns:
             What is wrong, in a sentence; None if nothing is, or if it has been said before.

@@ -43,8 +43,8 @@ def train_step(
     Args:
         rank_state: this rank's state, which the step changes.
         batch: this replica's share of the global batch.
-        status: what this rank tells the others; whether its numbers are finite and how long it
-            has worked and waited are filled in here.
+        status: what this rank tells the others; whether its numbers are finite and how long it has
+            worked and waited are filled in here.
 
     Returns:
         The step. It is complete if the rank does not run ahead of its device; otherwise the step
@@ -121,9 +121,7 @@ def train_step(
 def apply_gradients(rank_state: RankState, pushed: Pushed) -> float:
     """Take one optimizer step with the gradients of another replica, which are in place.
 
-    Args:
-        rank_state: this rank's state, which the step changes; all ranks of its pipeline call this.
-        pushed: what is known of the gradients.
+    All ranks of its pipeline call this.
 
     Returns:
         The learning rate of the step, for the last layer.
@@ -151,10 +149,7 @@ def complete_step(rank_state: RankState) -> None:
     """Wait for the step that the device may still be busy with, and do what its outcome asks for.
 
     Every rank calls this before anything reads its state: an evaluation, a checkpoint. While they
-    wait, they notice a lost peer.
-
-    Args:
-        rank_state: this rank's state; unless it runs ahead of its device, nothing is left to do.
+    wait, they notice a lost peer. Unless the rank runs ahead of its device, nothing is left to do.
     """
     if rank_state.open_step is not None:
         timeout, has_come = rank_state.run.config.timeout, rank_state.has_open_step_come
@@ -187,8 +182,7 @@ def _clip(rank_state: RankState) -> None:
 def settle_after_loss(rank_state: RankState) -> bool:
     """Bring the state to the end of a whole step, after a collective has failed.
 
-    Args:
-        rank_state: this rank's state; its `step` is then the last one that was taken, or skipped.
+    Its `step` is then the last one that was taken, or skipped.
 
     Returns:
         Whether the state can be saved: the device has done all that it was given, or given up.
@@ -210,15 +204,8 @@ def _gather_loss_and_moments(
 ) -> tuple[Tensor | None, Tensor]:
     """Gather the loss of the global batch, and BatchNorm's moments of its D * M micro-batches.
 
-    One small exchange a step carries both.
-
-    Args:
-        rank_state: this rank's state.
-        losses: (M,) float64, each micro-batch's share of the loss, on ranks of the last stage.
-
-    Returns:
-        The loss, a scalar, on ranks of the last stage, else None; the moments, (D * M, 3,
-        channels).
+    One small exchange a step carries both. The losses are each micro-batch's share, (M,) float64,
+    on ranks of the last stage, and so is the loss, a scalar; the moments are (D * M, 3, channels).
     """
     num_microbatches = rank_state.run.layout.num_microbatches
     moments = rank_state.trained.statistics.take().flatten()

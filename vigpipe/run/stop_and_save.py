@@ -20,11 +20,9 @@ ASKS_TO_STOP = (signal.SIGTERM, signal.SIGUSR1)  # Slurm sends the signal of --s
 def parse_stop_before(text: str | None, env: Mapping[str, str]) -> float:
     """Parse --stop-before: return when to save and stop.
 
-    Args:
-        text: a duration before the job's time limit in Slurm, such as 5m, or a moment such as
-            2026-11-22T06:00; None if the option was not given.
-        env: environment variables; newer versions of Slurm set SLURM_JOB_END_TIME, and
-            slurm/train.sbatch sets it for older ones.
+    The text is a duration before the job's time limit in Slurm, such as 5m, or a moment such as
+    2026-11-22T06:00. Newer versions of Slurm set SLURM_JOB_END_TIME, and slurm/train.sbatch sets it
+    for older ones.
 
     Returns:
         The time on `time.monotonic`, which does not jump when the clock is set; infinity for None.
@@ -65,8 +63,8 @@ class SaveAndStop:
         interval: between checkpoints.
         stop_at: when to save and stop, on `time.monotonic`; never by default.
         has_peers: whether a launcher has started other ranks too.
-        timeout_seconds: time after which this rank ends if it is asked to stop and no step ends;
-            it ends as well if it is asked a second time.
+        timeout_seconds: time after which this rank ends if it is asked to stop and no step ends; it
+            ends as well if it is asked a second time.
 
     Attributes:
         why: why this rank was asked to stop; empty if it was not.

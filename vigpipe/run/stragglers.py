@@ -20,14 +20,7 @@ ALARM = 1.5  # a straggler takes more than so many times the expected time
 
 @dataclass(frozen=True)
 class Straggler:
-    """A rank that has become slow.
-
-    Attributes:
-        rank: position in the world.
-        pipeline_rank: position in its pipeline.
-        seconds: median time of its forwards and backwards in a step.
-        expected_seconds: time that they were expected to take.
-    """
+    """A rank that has become slow, by the median time of its forwards and backwards in a step."""
 
     rank: int
     pipeline_rank: int
@@ -45,11 +38,7 @@ class Straggler:
 
 
 class Stragglers:
-    """Watches the ranks of a run; each straggler is reported once, and again if it relapses.
-
-    Args:
-        layout: the degrees, which say which ranks do the same work.
-    """
+    """Watches the ranks of a run; each straggler is reported once, and again if it relapses."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -60,14 +49,11 @@ class Stragglers:
         self._warm_up_left = WARM_UP
 
     def add(self, busy_seconds: Sequence[float]) -> list[Straggler]:
-        """Take the times of one step, and return the ranks that have become slow.
-
-        Args:
-            busy_seconds: time of each rank's forwards and backwards in the step, in rank order.
+        """Take the times of one step, those of each rank's forwards and backwards, in rank order.
 
         Returns:
-            The new stragglers; those that were reported before and have not recovered are not
-            among them.
+            The new stragglers; those that were reported before and have not recovered are not among
+            them.
         """
         if self.layout.world_size == 1:
             return []

@@ -25,16 +25,11 @@ def summarize(
     compression: Mapping[str, Any] | None = None,
     sent: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """Describe a finished run and its results.
+    """Describe a finished run and its results, on the rank that writes the run's files.
 
-    Args:
-        rank_state: state of the rank that writes the run's files.
-        scores: scores of the last evaluation.
-        loss: loss of the last step; None if that step was skipped.
-        started: when the run began, on `time.perf_counter`.
-        accounts: what the ranks of each replica have counted; None if all did the same.
-        compression: what `gather_compression` returned.
-        sent: what `gather_sent` returned.
+    The loss is that of the last step, None if it was skipped; the run began at `started` on
+    `time.perf_counter`. The accounts are what the ranks of each replica have counted; None if all
+    did the same.
     """
     run, layout = rank_state.run, rank_state.run.layout
     replicas = {}
@@ -83,9 +78,6 @@ def summarize(
 def gather_compression(rank_state: RankState) -> dict[str, Any] | None:
     """Gather how many bytes replica 0 has sent for the sums of every step; all ranks call this.
 
-    Args:
-        rank_state: this rank's state.
-
     Returns:
         The method, the number of sums since the start, the bytes of all of them, how many a ring
         would have sent instead, and the ratio of the two; None if gradients travel whole.
@@ -123,12 +115,9 @@ def gather_accounts(
     own: Mapping[str, float] | None = None,
     share: Callable[[Any], dict[int, Any]] | None = None,
 ) -> list[list[dict[str, Any]]]:
-    """Gather what all ranks have counted; all of them call this.
+    """Gather what all ranks have counted, by default since they began; all of them call this.
 
-    Args:
-        rank_state: this rank's state.
-        own: what this rank has counted; by default since it began.
-        share: returns the values of all ranks that are left; by default all are.
+    `share` returns the values of all ranks that are left; by default all are.
 
     Returns:
         The accounts of the ranks of each replica, or of each team of them, first rank first; none

@@ -44,12 +44,7 @@ class Tracker(Protocol):
     """Something that is told what metrics.jsonl is told."""
 
     def add(self, row: Mapping[str, Any], step: int) -> None:
-        """Take a row.
-
-        Args:
-            row: the row of metrics.jsonl.
-            step: number of optimizer steps done when it was written.
-        """
+        """Take a row of metrics.jsonl, written when `step` optimizer steps were done."""
         ...
 
     def close(self) -> None:
@@ -70,13 +65,7 @@ def check_tracker(name: Track | None) -> None:
 def open_tracker(
     name: Track, folder: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> Tracker:
-    """Open a tracker for a run.
-
-    Args:
-        name: value of --track.
-        folder: of the run, which exists.
-        config: options of the run.
-        rows: those that the run goes on from; empty for a new run.
+    """Open a tracker for a run, which goes on from some rows unless it is new.
 
     Raises:
         InputError: the tracker cannot be opened.
@@ -90,10 +79,7 @@ def open_tracker(
 
 
 def _named(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a row under names that say what they are of.
-
-    These are train/loss, test/top1, validation/accuracy and so on.
-    """
+    """Return the numbers of a row with names such as train/loss, test/top1, validation/accuracy."""
     if "event" in row:
         return {}
     of = "train" if "step" in row else "test"

@@ -28,7 +28,6 @@ class Trained:
         models: its stages; their parameters have the names of the unsplit model.
         stage_modules: what runs these on micro-batches.
         statistics: pools BatchNorm's running statistics over micro-batches and replicas.
-        optimizer: updates the parameters.
         lr_schedule: timm's schedule of the learning rate, counted in optimizer steps.
         ema: timm's moving average of `models`; None if it is off.
         loss_scale: the factor of the loss in float16; None for other types.
@@ -73,12 +72,7 @@ class Trained:
             self.ema.update(nn.ModuleList(self.models))
 
     def copy_from(self, place: int, counterparts: Counterparts) -> None:
-        """Take the weights of another replica, with its statistics and averages; all do so.
-
-        Args:
-            place: of the other one among the counterparts.
-            counterparts: the ranks with the same stages that do so.
-        """
+        """Take the weights, statistics and averages of the counterpart at a place; all do so."""
         with counterparts.at_once():
             for tensor in (*self.state().values(), *self.average().values()):
                 counterparts.copy_from(place, tensor)
@@ -104,13 +98,7 @@ class Trained:
 
 
 def make_trained(run: Run, rank: int, device: torch.device) -> Trained:
-    """Make what a rank trains, at the start of a run.
-
-    Args:
-        run: the facts of the run.
-        rank: position in the world.
-        device: where the rank computes.
-    """
+    """Make what a rank trains, at the start of a run."""
     config, layout = run.config, run.layout
     models = cut_stages(run.build, run.plan, layout.stages_of(rank))
     stage_modules = make_stage_modules(run, models, device)
