@@ -27,10 +27,9 @@ class Compressor:
 
 def rank_state(replica_index: int, num_replicas: int) -> Any:
     return SimpleNamespace(
-        replica_index=replica_index,
+        mesh=SimpleNamespace(replica_index=replica_index, shards=Shards()),
         replicas=SimpleNamespace(compressor=Compressor() if num_replicas > 1 else None),
         run=SimpleNamespace(layout=Layout(num_replicas=num_replicas)),
-        shards=Shards(),
     )
 
 

@@ -154,7 +154,7 @@ def put(place: str, step: int, what: str) -> None:
 def run_ahead() -> None:
     """Let a rank hand out steps before it knows the outcome of the last, as on a GPU."""
     from vigpipe.launch.device import ToHost
-    from vigpipe.run import handed_step, rank
+    from vigpipe.run import rank, step
 
     class Late(ToHost):
         num_looks = 0
@@ -164,7 +164,7 @@ def run_ahead() -> None:
             return self.num_looks > 3
 
     rank.runs_ahead = lambda device: True
-    handed_step.ToHost = Late
+    step.ToHost = Late
 
 
 def rank(arguments: list[str]) -> int:

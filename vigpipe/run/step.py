@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vigpipe.parallel.batch import ReplicaBatch
+from vigpipe.launch.device import ToHost
 from vigpipe.parallel.abort import abort_collectives
 from vigpipe.parallel.agreement import (
     NOTHING_WANTED,
@@ -32,7 +34,8 @@ from vigpipe.replication.strategy import Pushed
 from vigpipe.run.handed_step import HandedStep
 from vigpipe.run.rank import RankState
 
-SETTLE_SECONDS = 10.0  # for what a GPU was given before its collectives were aborted
+# How long a GPU may take for what it was given before its collectives were aborted.
+SETTLE_SECONDS = 10.0
 
 
 def train_step(
@@ -40,11 +43,8 @@ def train_step(
 ) -> HandedStep:
     """Take one optimizer step on the global batch; every rank calls this.
 
-    Args:
-        rank_state: this rank's state, which the step changes.
-        batch: this replica's share of the global batch.
-        status: what this rank tells the others; whether its numbers are finite and how long it has
-            worked and waited are filled in here.
+    The status is what this rank tells the others; whether its numbers are finite and how long it
+    has worked and waited are filled in here.
 
     Returns:
         The step. It is complete if the rank does not run ahead of its device; otherwise the step
@@ -111,7 +111,7 @@ def train_step(
     if scale is not None:
         scale.update(all_finite)
     lap = rank_state.stopwatch.lap()
-    step = HandedStep(batch.step + 1, trained.lr, agreement, moments, outcome, lap)
+    step = HandedStep(batch.step + 1, trained.lr, agreement, moments, ToHost(outcome), lap)
     rank_state.open_step = step
     if not rank_state.runs_ahead:
         _complete_step(rank_state)
