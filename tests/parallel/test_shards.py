@@ -39,7 +39,7 @@ def shards_of_all(world_size: int) -> Shards:
 def exchanged(rank, world_size, how):
     """Every rank gives rank j column j of its matrix, and some rows to all; what this one gets."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "MEMORY_BYTES", 1 << 60 if how == "sockets" else 0)
+        patch.setattr(module, "LEAST_WRITTEN_BYTES", 1 << 60 if how == "sockets" else 0)
         if how == "elsewhere":
             patch.setattr(module, "this_machine", lambda: f"machine {rank}")
         shards, found = shards_of_all(world_size), []

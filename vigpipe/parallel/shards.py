@@ -5,7 +5,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,14 +15,14 @@ from vigpipe.parallel.shared_memory import Pool, Segment, Window, this_machine
 
 Index = tuple[slice, ...]
 Fill = Callable[[Sequence[Tensor]], None]
-MEMORY_BYTES = 1 << 18  # of a tensor that all ranks of one machine write into, at least
+LEAST_WRITTEN_BYTES = 1 << 18  # All ranks of a machine write into tensors of this size and more.
 
 
 class Gifts(NamedTuple):
     """What a rank has for the tensors that an exchange makes, one for every rank.
 
     Attributes:
-        fill: writes what the rank has for each into these entries, a tensor for each rank.
+        fill: writes what this rank has for every rank into a list of tensors, one for each.
         shapes: of the tensors of all ranks, in their order.
         places: returns which entries a rank, the first argument, writes in the tensor of another,
             the second.
@@ -59,18 +59,18 @@ class Shards:
         return [num // self.size + (place < num % self.size) for place in range(self.size)]
 
     def count(self, num: int) -> int:
-        """Return how many of so many rows or channels are this rank's; of more, never fewer."""
+        """Return this rank's number of rows or channels, which never falls as that of all grows."""
         return self.counts(num)[self.place]
 
     def slices(self, num: int) -> list[slice]:
-        """Return which of so many rows or channels are whose; a rank's are neighbours."""
+        """Return the rows or channels of each rank, of so many in all; a rank's are consecutive."""
         ends = [0]
         for count in self.counts(num):
             ends.append(ends[-1] + count)
         return [slice(*pair) for pair in itertools.pairwise(ends)]
 
     def own(self, num: int) -> slice:
-        """Return which of so many rows or channels are this rank's."""
+        """Return this rank's rows or channels, of so many in all."""
         return self.slices(num)[self.place]
 
     def exchange(self, gifts: Gifts, what: str) -> Tensor:
@@ -83,10 +83,10 @@ class Shards:
             mine = like.new_empty(shapes[0])
             fill([mine[index(0, 0)]])
             return mine
-        is_written = self.can_write and sum(map(math.prod, shapes)) * like.itemsize >= MEMORY_BYTES
-        mine, num_given = self._written(gifts) if is_written else self._received(gifts)
-        self.sent[what] += num_given * like.itemsize
-        return mine
+        num_bytes = sum(map(math.prod, shapes)) * like.itemsize
+        if self.can_write and num_bytes >= LEAST_WRITTEN_BYTES:
+            return self._write(gifts, what)
+        return self.begin(gifts, what)()
 
     @property
     def can_write(self) -> bool:
@@ -101,12 +101,33 @@ class Shards:
         Returns:
             What waits for the end, and returns the tensor of this rank.
         """
-        work, finish, num_given = self._send(gifts, out)
-        self.sent[what] += num_given * gifts.like.itemsize
+        (fill, shapes, index, like), everybody = gifts, range(self.size)
+        given = [_block_shape(shapes[to], index(self.place, to)) for to in everybody]
+        taken = [_block_shape(shapes[self.place], index(of, self.place)) for of in everybody]
+        sizes = [[math.prod(shape) for shape in blocks] for blocks in (taken, given)]
+        parts, received = (like.new_empty(sum(of_blocks)) for of_blocks in reversed(sizes))
+        each = zip(parts.split(sizes[1]), given, strict=True)
+        fill([part.view(shape) for part, shape in each])
+        self.sent[what] += (len(parts) - sizes[1][self.place]) * like.itemsize
+        if like.itemsize < 4:  # gloo ends the process for half-precision numbers
+            in_bytes = [[like.itemsize * size for size in of_blocks] for of_blocks in sizes]
+            ends = received.view(torch.uint8), parts.view(torch.uint8)
+            work = dist.all_to_all_single(*ends, *in_bytes, group=self.group, async_op=True)
+        else:
+            work = dist.all_to_all_single(received, parts, *sizes, group=self.group, async_op=True)
+        assert work is not None
 
         def wait() -> Tensor:
             work.wait()
-            return finish()
+            places = [index(of, self.place) for of in everybody]
+            starts = [place[0].start for place in places]
+            are_rows = all(len(place) == 1 for place in places)
+            if out is None and are_rows and starts == sorted(starts):
+                return received.view(shapes[self.place])
+            whole = like.new_empty(shapes[self.place]) if out is None else out
+            for place, part, shape in zip(places, received.split(sizes[0]), taken, strict=True):
+                whole[place] = part.view(shape)
+            return whole
 
         return wait
 
@@ -127,8 +148,8 @@ class Shards:
         dist.all_reduce(total, group=self.group)
         return total
 
-    def _written(self, gifts: Gifts) -> tuple[Tensor, int]:
-        """Let every rank write into the tensors of all; return this one's, and how much it gave."""
+    def _write(self, gifts: Gifts, what: str) -> Tensor:
+        """Let every rank write into the tensors of all; return this one's."""
         fill, shapes, index, like = gifts
         mine, segment = self._pool.empty(shapes[self.place], like.dtype)
         segments = torch.empty(self.size, 2, dtype=torch.int64)
@@ -141,51 +162,10 @@ class Shards:
         blocks = [theirs[to][index(self.place, to)] for to in range(self.size)]
         fill(blocks)
         num_given = sum(block.numel() for block in blocks) - blocks[self.place].numel()
+        self.sent[what] += num_given * like.itemsize
         # Nobody reads before all have written; a barrier of gloo takes longer than this.
         dist.all_reduce(torch.zeros(1), group=self.group)
-        return mine, num_given
-
-    def _received(self, gifts: Gifts) -> tuple[Tensor, int]:
-        work, finish, num_given = self._send(gifts)
-        work.wait()
-        return finish(), num_given
-
-    def _send(
-        self, gifts: Gifts, mine: Tensor | None = None
-    ) -> tuple[Any, Callable[[], Tensor], int]:
-        """Begin to send every rank what this one has for it.
-
-        Returns:
-            What is going on, what puts this rank's tensor together afterwards, and how many numbers
-            it gives.
-        """
-        (fill, shapes, index, like), everybody = gifts, range(self.size)
-        given = [_block_shape(shapes[to], index(self.place, to)) for to in everybody]
-        taken = [_block_shape(shapes[self.place], index(of, self.place)) for of in everybody]
-        sizes = [[math.prod(shape) for shape in blocks] for blocks in (taken, given)]
-        parts, out = (like.new_empty(sum(of_blocks)) for of_blocks in reversed(sizes))
-        each = zip(parts.split(sizes[1]), given, strict=True)
-        fill([part.view(shape) for part, shape in each])
-        if like.itemsize < 4:  # gloo ends the process for half-precision numbers
-            in_bytes = [[like.itemsize * size for size in of_blocks] for of_blocks in sizes]
-            ends = out.view(torch.uint8), parts.view(torch.uint8)
-            work = dist.all_to_all_single(*ends, *in_bytes, group=self.group, async_op=True)
-        else:
-            work = dist.all_to_all_single(out, parts, *sizes, group=self.group, async_op=True)
-
-        def finish() -> Tensor:
-            places = [index(of, self.place) for of in everybody]
-            is_stacked = all(len(place) == 1 for place in places)
-            starts = [place[0].start for place in places]
-            # Whole rows, in the order of the ranks.
-            if mine is None and is_stacked and starts == sorted(starts):
-                return out.view(shapes[self.place])
-            whole = like.new_empty(shapes[self.place]) if mine is None else mine
-            for place, part, shape in zip(places, out.split(sizes[0]), taken, strict=True):
-                whole[place] = part.view(shape)
-            return whole
-
-        return work, finish, len(parts) - sizes[1][self.place]
+        return mine
 
     def _open_windows(self) -> dict[int, Window]:
         """Open the memory of the other ranks; nothing where one of them is elsewhere."""
@@ -214,7 +194,7 @@ def _reads(window: Window, process_id: int, segment: Segment) -> bool:
 
 
 def copies_of(source: Callable[[int], Tensor]) -> Fill:
-    """Fill what a rank gives to each with copies of what it has for it, which may be views."""
+    """Return what fills each rank's tensor with a copy of `source(rank)`, which may be a view."""
 
     def fill(blocks: Sequence[Tensor]) -> None:
         for to, block in enumerate(blocks):
