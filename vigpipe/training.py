@@ -63,7 +63,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         FloatingPointError: a step is not finite, and --on-nan is stop or has not helped.
     """
     training = Training(run, rank, device, folder)
-    if FOLDER_VARIABLE in os.environ:  # if this rank dies now, its launcher may keep the others
+    if FOLDER_VARIABLE in os.environ:  # The launcher may keep the others from now on.
         note_met(Path(os.environ[FOLDER_VARIABLE]), rank)
     try:
         with training.reporter:
@@ -98,7 +98,7 @@ class Training(Loop):
         resumed = resume(state, folder, reporter.log)
         self._resumed = resumed
         if config.replay is not None and balances_parts(config):
-            read_same_data(state, config.replay)
+            read_same_data(state.feed, config.replay)
         before = {} if resumed is None else resumed.replicas
         reporter.begin(None if resumed is None else resumed.loss, before.get("metrics_bytes"))
         own_steps = state.own_steps

@@ -71,7 +71,7 @@ def best_in(manifest: Manifest, where: Path) -> Best | None:
     table = manifest.best
     if not table:
         return None
-    table = {"unit": "images", **table}  # that of the oldest ones
+    table = {"unit": "images", **table}  # The oldest checkpoints have no unit.
     is_valid = (
         table.keys() == {"step", "by", "value", "of", "images", "unit"}
         and type(table["step"]) is int

@@ -1,9 +1,8 @@
 """Save the checkpoints of a run from one rank's training loop."""
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from vigpipe.checkpoint.best import best_in, better
@@ -55,8 +54,14 @@ class Checkpoints:
             keep=rank_state.run.config.keep,
             token=broadcast_value(secrets.token_hex(4), layout.world_size),
             log=log,
-            is_lost=partial(_is_lost, self._replica_of, rank_state),
+            is_lost=self._is_lost,
         )
+
+    def _is_lost(self, file: str) -> bool:
+        """Whether the replica was lost that would write a file of a checkpoint."""
+        own_steps = self.rank_state.own_steps
+        team, _ = self.rank_state.run.layout.team_of(self._replica_of[file])
+        return own_steps is not None and team in own_steps.company.lost()
 
     @property
     def _copy(self) -> int:
@@ -107,17 +112,15 @@ class Checkpoints:
         All ranks call this at the same step. If a rank's file of the previous checkpoint is still
         being written to a slow disk, its peers wait for it.
 
-        Args:
-            loss: loss of the last step on ranks of the last stage; None on other ranks and after a
-                skipped step.
-            evaluated: whether the evaluation due after the last step, if any, has been done.
-            metrics_bytes: size of metrics.jsonl, on the rank that writes it.
-            events_bytes: size of events.jsonl, likewise.
+        The loss is that of the last step, on ranks of the last stage; None on other ranks and after
+        a skipped step. `evaluated` says whether the evaluation due after the last step, if any, has
+        been done. The sizes of metrics.jsonl and events.jsonl are known on the rank that writes
+        them.
         """
         rank_state, own_steps = self.rank_state, self.rank_state.own_steps
         layout = rank_state.run.layout
         run_with_heartbeats(self._saver.finish, *rank_state.strategy.peers)
-        num_copies = layout.team_size * layout.num_shards
+        num_copies = layout.team_size * layout.num_shards  # They share the writing of one state.
         own = share_of(named_tensors(rank_state), self._copy % num_copies, num_copies)
         prefix = replica_prefix(layout.state_of(rank_state.mesh.replica_index))
         share = {f"{prefix}{name}": tensor for name, tensor in own.items()}
@@ -177,8 +180,3 @@ class Checkpoints:
             versions=provenance(),
             best={} if self.best is None else self.best.as_table(),
         )
-
-
-def _is_lost(replica_of: Mapping[str, int], rank_state: RankState, file: str) -> bool:
-    team, _ = rank_state.run.layout.team_of(replica_of[file])
-    return rank_state.own_steps is not None and team in rank_state.own_steps.company.lost()

@@ -33,7 +33,7 @@ _FILE = re.compile(r"stage[0-9]+-replica[0-9]+\.safetensors")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _AGAIN = "give another checkpoint"
 MOST_STEPS = 10**15  # more than a run can take: steps of an epoch times epochs
-_MOST_BYTES = 1 << 60  # of a file
+_MOST_FILE_BYTES = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def read_manifest_file(path: Path) -> Manifest:
         replicas.keys() == {"progress", "metrics_bytes", "events_bytes"}
         and isinstance(replicas["progress"], dict)
         and all(
-            type(replicas[key]) is int and 0 <= replicas[key] <= _MOST_BYTES
+            type(replicas[key]) is int and 0 <= replicas[key] <= _MOST_FILE_BYTES
             for key in ("metrics_bytes", "events_bytes")
         )
     ):
@@ -175,11 +175,11 @@ def read_manifest_file(path: Path) -> Manifest:
 
 def _check_file_entry(path: Path, name: str, facts: object) -> None:
     is_valid = (
-        _FILE.fullmatch(name)  # so it is not a path to another folder
+        _FILE.fullmatch(name)  # It is not a path to another folder.
         and isinstance(facts, dict)
         and facts.keys() == {"bytes", "sha256"}
         and type(facts["bytes"]) is int
-        and 0 <= facts["bytes"] <= _MOST_BYTES
+        and 0 <= facts["bytes"] <= _MOST_FILE_BYTES
         and isinstance(facts["sha256"], str)
         and _SHA256.fullmatch(facts["sha256"])
     )

@@ -56,14 +56,10 @@ def rescue(
 ) -> bool:
     """Write the state of this rank's stages; errors are ignored, because the run ends anyway.
 
-    Args:
-        folder: the folder of the run's checkpoints.
-        token: the run's token, as for `Saver`.
-        own_file: name of this rank's file.
-        manifest: the facts of the checkpoint; its files are filled in here.
-        state: everything that the stages need, not only a replica's share of it.
-        parcels: rows of the run's files that this rank has told of; None if all replicas took every
-            step together.
+    The state is everything that the stages need, not only a replica's share of it. It is written
+    among the run's checkpoints; the files of the manifest are filled in here. The token is the
+    run's, as for `Saver`. The parcels have rows of the run's files that this rank has told of; they
+    are None if all replicas took every step together.
 
     Returns:
         Whether all was written.
@@ -93,7 +89,8 @@ def salvage(run: Path) -> None:
 
 def _complete(place: Path, run: Path) -> None:
     """Give the folder its manifest and the name of a checkpoint, unless a stage is missing."""
-    replicas: dict[int, dict[int, Manifest]] = {}  # by replica, or copy of it, and pipeline rank
+    # Of each replica, or copy of it, the manifests by pipeline rank.
+    replicas: dict[int, dict[int, Manifest]] = {}
     for note in sorted(place.glob("stage*-replica*.json")):
         pipeline_rank, replica = map(int, re.findall("[0-9]+", note.name))
         replicas.setdefault(replica, {})[pipeline_rank] = read_manifest_file(note)
@@ -152,7 +149,7 @@ def _of_those_left(
 
 
 def _append(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
-    """Append rows to a file that lacks them, behind its last whole one; returns its size."""
+    """Append the rows that a file lacks after its last whole line; return the file's size."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     whole = [line for line in lines if line.endswith(b"\n")]
     known = set(whole)

@@ -7,6 +7,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from vigpipe.checkpoint.best import best_in
 from vigpipe.checkpoint.manifest import (
     Manifest,
@@ -29,6 +31,7 @@ from vigpipe.parallel.agreement import broadcast_value, run_with_heartbeats
 from vigpipe.replication.subnetworks.moments import is_moment
 
 if TYPE_CHECKING:
+    from vigpipe.job.feed import Feed
     from vigpipe.run.facts import Run
     from vigpipe.run.rank import RankState
 
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
 _RESUMED = {name for name, facts in OPTIONS.items() if facts.differs != "never"}
 _REPLAYED = {name for name, facts in OPTIONS.items() if facts.differs == "always"}
 
-# Of tensors.
+# What the names of tensors begin with.
 _KINDS = (
     *("model", "ema", "optimizer", "outer_old", "outer_velocity", "given", "given_mean"),
     *("residual", "powersgd_q", "rows"),
@@ -63,7 +66,7 @@ def _check_options(
     # An older vigpipe lacked options that now have a default; what it did is that default.
     now, before = as_toml(run.config), as_toml(TrainConfig()) | dict(before)
     for options in (now, before):
-        if options.get("halo") == "exact":  # as without it, and one rank alone may not say so
+        if options.get("halo") == "exact":  # This is the default, and one rank may not say so.
             del options["halo"]
     for name in sorted((now.keys() | before.keys()) - may_differ):
         if now.get(name) != before.get(name):
@@ -134,7 +137,8 @@ def resume(rank_state: "RankState", folder: Path, log: Callable[[str], None]) ->
             best.by == run.config.keep_best
             and (folder / "checkpoints" / folder_name(best.step)).is_dir()
         ):
-            manifest = replace(manifest, best={})  # by another score, or in another run's folder
+            # The best one was chosen by another score, or is in another run's folder.
+            manifest = replace(manifest, best={})
         return checkpoint, manifest
 
     # Verifying may take longer than --timeout.
@@ -151,23 +155,19 @@ def resume(rank_state: "RankState", folder: Path, log: Callable[[str], None]) ->
     return manifest
 
 
-def read_same_data(rank_state: "RankState", folder: Path) -> None:
-    """Let the feed read what an earlier run has read up to its newest checkpoint (--replay).
-
-    Args:
-        rank_state: this rank's state.
-        folder: of the earlier run.
+def read_same_data(feed: "Feed", folder: Path) -> None:
+    """Let the feed read what an earlier run had read up to its newest checkpoint (--replay).
 
     Raises:
         InputError: it has no checkpoint that can be read.
     """
     checkpoint = checkpoints_at(folder, "--replay ")[0]
-    _restore_feed(rank_state, read_manifest(checkpoint), checkpoint)
+    _restore_feed(feed, read_manifest(checkpoint), checkpoint)
 
 
-def _restore_feed(rank_state: "RankState", manifest: Manifest, where: Path) -> None:
+def _restore_feed(feed: "Feed", manifest: Manifest, where: Path) -> None:
     try:
-        rank_state.feed.restore(manifest.data)
+        feed.restore(manifest.data)
     except ValueError as error:
         raise InputError(
             f"{where}: its entry of the data is malformed: {error}; give another checkpoint"
@@ -253,19 +253,11 @@ def _check_replicas(manifest: Manifest, run: "Run", where: Path) -> None:
 
 
 def _restore_stored(
-    rank_state: "RankState", checkpoint: Path, prefix: str, file_of: Mapping[str, str]
+    stored: Mapping[str, Tensor], checkpoint: Path, prefix: str, file_of: Mapping[str, str]
 ) -> None:
-    """Copy what this rank stores of a wide model, block by block.
-
-    Args:
-        rank_state: this rank's state.
-        checkpoint: the folder of the checkpoint.
-        prefix: what the names of the replica's tensors begin with.
-        file_of: the file of each tensor.
-    """
+    """Copy what this rank stores of a wide model, block by block."""
     opened = cache(partial(mapped.open, writes_file=False))
-    own_steps = rank_state.own_steps
-    for name, target in {} if own_steps is None else own_steps.stored().items():
+    for name, target in stored.items():
         full_name = f"{prefix}rows/{name}"
         if full_name not in file_of:
             raise InputError(f"{checkpoint}: has no {full_name}; give a checkpoint of this model")
@@ -305,14 +297,15 @@ def load_checkpoint(rank_state: "RankState", checkpoint: Path, manifest: Manifes
     found = read_tensors(checkpoint, file_of, needed)
     tensors = {name.removeprefix(prefix): tensor for name, tensor in found}
     restore(rank_state, tensors, str(checkpoint))
-    _restore_stored(rank_state, checkpoint, prefix, file_of)
-    if rank_state.own_steps is not None and manifest.replicas:
-        try:
-            rank_state.own_steps.restore(manifest.replicas["progress"], kept)
-        except ValueError as error:
-            raise InputError(
-                f"{checkpoint}: its entry of the replicas is malformed: {error}; give another "
-                "checkpoint"
-            ) from error
-    _restore_feed(rank_state, manifest, checkpoint)
+    if (own_steps := rank_state.own_steps) is not None:
+        _restore_stored(own_steps.stored(), checkpoint, prefix, file_of)
+        if manifest.replicas:
+            try:
+                own_steps.restore(manifest.replicas["progress"], kept)
+            except ValueError as error:
+                raise InputError(
+                    f"{checkpoint}: its entry of the replicas is malformed: {error}; give another "
+                    "checkpoint"
+                ) from error
+    _restore_feed(rank_state.feed, manifest, checkpoint)
     rank_state.step = manifest.step

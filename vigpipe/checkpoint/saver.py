@@ -33,6 +33,7 @@ from vigpipe.checkpoint.manifest import (
 from vigpipe.checkpoint.rescue import PREFIX
 from vigpipe.checkpoint.weights_file import write_tensors
 from vigpipe.files.atomic import sync
+from vigpipe.run.folder import CHECKPOINTS
 
 POLL_SECONDS = 0.02
 
@@ -41,9 +42,7 @@ class Saver:
     """Writes one rank's file of every checkpoint, and completes the checkpoint on one rank.
 
     Args:
-        folder: the folder of the run.
         files: names of the files that make up a checkpoint, one for each rank that has a share.
-        own_file: name of this rank's file.
         is_writer: whether this rank adds the manifest and the name; exactly one rank does.
         keep: number of checkpoints to keep; older ones are deleted, but not the best one.
         token: a text that is the same on every rank and differs from that of any other run.
@@ -64,7 +63,7 @@ class Saver:
         timeout_seconds: float = 600.0,
         is_lost: Callable[[str], bool] = lambda name: False,
     ) -> None:
-        self.folder = folder / "checkpoints"
+        self.folder = folder / CHECKPOINTS
         self.files, self.own_file, self.is_writer = files, own_file, is_writer
         self.keep, self.token = keep, token
         self.log, self.timeout_seconds = log, timeout_seconds
@@ -113,7 +112,7 @@ class Saver:
                 if self.own_file in files:
                     self._write_file(partial / self.own_file, tensors)
             except OSError as error:
-                _give_up(partial / self.own_file, error)
+                _report_failure(partial / self.own_file, error)
             if self.is_writer:
                 self._complete(partial, manifest, files)
         except (OSError, _Incomplete) as error:
@@ -184,7 +183,7 @@ class _Incomplete(Exception):
     """A rank could not write its file of a checkpoint, or did not do so in time."""
 
 
-def _give_up(path: Path, error: Exception) -> None:
+def _report_failure(path: Path, error: Exception) -> None:
     """Tell the writer of a file that could not be written; make room first if the disk is full."""
     with contextlib.suppress(OSError):
         path.unlink()
@@ -192,7 +191,7 @@ def _give_up(path: Path, error: Exception) -> None:
     reason.touch()
     with contextlib.suppress(OSError):  # a disk that is still full leaves it empty
         reason.write_text(_reason(error))
-    reason.rename(path.with_suffix(".failed"))  # so the writer never reads half of it
+    reason.rename(path.with_suffix(".failed"))  # The writer never reads half of a reason.
 
 
 def _reason(error: Exception) -> str:

@@ -34,6 +34,7 @@ from vigpipe.errors import InputError
 
 if TYPE_CHECKING:
     from vigpipe.run.rank import RankState
+    from vigpipe.run.trained import Trained
 
 _RESIDUAL = re.compile("(?:replica([0-9]{1,9})/)?(residual/.*)")
 
@@ -49,15 +50,14 @@ def named_tensors(rank_state: "RankState") -> dict[str, Tensor]:
         for kind, tensor in trained.optimizer.state.get(parameter, {}).items():
             tensors[f"optimizer/{kind}/{name}"] = tensor
     if rank_state.pipeline.has_last:  # all stages have the same, and one of them keeps it
-        tensors |= _loss_scale_tensors(rank_state)
+        tensors |= _loss_scale_tensors(trained)
     if rank_state.replicas.compressor is not None:
         tensors |= rank_state.replicas.compressor.memory()
     return tensors
 
 
-def _loss_scale_tensors(rank_state: "RankState") -> dict[str, Tensor]:
-    scale = rank_state.trained.loss_scale
-    return {} if scale is None else scale.tensors()
+def _loss_scale_tensors(trained: "Trained") -> dict[str, Tensor]:
+    return {} if trained.loss_scale is None else trained.loss_scale.tensors()
 
 
 def _model_tensors(rank_state: "RankState") -> dict[str, Tensor]:
@@ -69,7 +69,7 @@ def _model_tensors(rank_state: "RankState") -> dict[str, Tensor]:
 
 
 def residuals(rank_state: "RankState") -> dict[str, Tensor]:
-    """Return what this replica has left out of sums of gradients in every step, and only it knows.
+    """Return what this replica, and no other, has left out of sums of gradients in every step.
 
     Their names tell which replica it is. Replicas with steps of their own have residuals among all
     that is theirs, see `named_tensors`.
@@ -86,10 +86,6 @@ def _old_residuals(names: Collection[str], rank_state: "RankState") -> dict[str,
 
     Of D replicas, replica r takes those of the old replicas r, r + D, r + 2 D ..., so that the sum
     over all replicas stays what it was.
-
-    Args:
-        names: of all tensors of the checkpoint.
-        rank_state: this rank's state.
 
     Returns:
         The names of the terms, in the order of the old replicas, by the name of the residual.
@@ -115,14 +111,9 @@ def replica_prefix(number: int) -> str:
 def share_of(
     state: Mapping[str, Tensor], replica_index: int, num_replicas: int
 ) -> dict[str, Tensor]:
-    """Choose the tensors that one replica writes.
+    """Choose the tensors that one replica writes, of a state that all replicas of a stage have.
 
     All replicas together write every tensor once, and each writes about as many bytes.
-
-    Args:
-        state: the state of a stage, the same on all its replicas.
-        replica_index: the replica whose share is returned.
-        num_replicas: number of replicas.
     """
     loads = [0] * num_replicas
     share: dict[str, Tensor] = {}
@@ -135,18 +126,14 @@ def share_of(
 
 
 def needed_tensors(rank_state: "RankState", available: Collection[str]) -> list[str]:
-    """List the tensors that this rank needs from a checkpoint.
-
-    Args:
-        rank_state: this rank's state, newly made.
-        available: names of all tensors of the checkpoint.
+    """List the tensors that this rank, whose state is newly made, needs of those of a checkpoint.
 
     Returns:
         Sorted names: the tensors of the model, and what the checkpoint has for their optimizer and
         for compressed sums of gradients.
     """
-    names = set(_model_tensors(rank_state) | _loss_scale_tensors(rank_state))
-    parameters = set(rank_state.trained.parameters())
+    names = set(_model_tensors(rank_state) | _loss_scale_tensors(rank_state.trained))
+    parameters = rank_state.trained.parameters()
     names |= {
         name
         for name in available
@@ -185,17 +172,12 @@ def check_fits(name: str, tensor: Tensor, target: Tensor, where: str) -> None:
 
 
 def restore(rank_state: "RankState", tensors: Mapping[str, Tensor], where: str) -> None:
-    """Copy a checkpoint's tensors into this rank's state.
-
-    Args:
-        rank_state: this rank's state, newly made.
-        tensors: tensors by name, at least those that `needed_tensors` lists.
-        where: the checkpoint, for messages.
+    """Copy a checkpoint's tensors, those of `needed_tensors`, into this rank's newly made state.
 
     Raises:
         InputError: a tensor is missing, or has another shape or dtype than the model's.
     """
-    targets = _model_tensors(rank_state) | _loss_scale_tensors(rank_state)
+    targets = _model_tensors(rank_state) | _loss_scale_tensors(rank_state.trained)
     for name, target in targets.items():
         tensor = tensors.get(name)
         if tensor is None:
@@ -203,25 +185,23 @@ def restore(rank_state: "RankState", tensors: Mapping[str, Tensor], where: str) 
         check_fits(name, tensor, target, where)
         target.copy_(tensor)
     _restore_compressor(rank_state, tensors, where)
-    _restore_optimizer(rank_state, tensors, where)
+    _restore_optimizer(rank_state.trained, tensors, where)
 
 
-def _restore_optimizer(rank_state: "RankState", tensors: Mapping[str, Tensor], where: str) -> None:
-    trained, rows = rank_state.trained, rank_state.rows
+def _restore_optimizer(trained: "Trained", tensors: Mapping[str, Tensor], where: str) -> None:
     names = {id(parameter): name for name, parameter in trained.parameters().items()}
     by_parameter: dict[str, dict[str, Tensor]] = {name: {} for name in names.values()}
     for key, tensor in tensors.items():
         if key.startswith("optimizer/"):
             _, kind, name = key.split("/", 2)
             by_parameter.setdefault(name, {})[kind] = tensor
-    if rows is not None and rows.wide.moments:
-        for name, parameter in trained.parameters().items():
-            kinds = trained.optimizer.state[parameter].keys()
-            if missing := sorted(kinds - by_parameter[name].keys()):
-                raise InputError(
-                    f"{where}: has no optimizer/{missing[0]}/{name}; give a checkpoint of this "
-                    "model"
-                )
+    for name, parameter in trained.parameters().items():
+        # A new optimizer has a state only with --carry-moments.
+        kinds = trained.optimizer.state.get(parameter, {}).keys()
+        if missing := sorted(kinds - by_parameter[name].keys()):
+            raise InputError(
+                f"{where}: has no optimizer/{missing[0]}/{name}; give a checkpoint of this model"
+            )
     empty = trained.optimizer.state_dict()  # its parameters are numbered in order of the groups
     state: dict[int, dict[str, Tensor]] = {}
     for group, numbers in zip(trained.optimizer.param_groups, empty["param_groups"], strict=True):

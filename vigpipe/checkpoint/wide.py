@@ -6,6 +6,7 @@ of its state. Nothing is whole in memory: all tensors are mapped.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 
 import torch
@@ -145,7 +146,7 @@ def put_rows(
 
 
 def _average(target: Tensor, parts: Sequence[Tensor], means: Sequence[Tensor]) -> None:
-    """Write the mean over the sub-models; of variances, to which means belong, that of all values.
+    """Write the mean over the sub-models; for variances, given their means, that of all values.
 
     That is the mean of their variances, and the variance of their means.
     """
@@ -163,7 +164,4 @@ def _average(target: Tensor, parts: Sequence[Tensor], means: Sequence[Tensor]) -
 
 
 def _mean_of(tensors: Sequence[Tensor]) -> Tensor:
-    total = tensors[0].clone()
-    for tensor in tensors[1:]:
-        total += tensor
-    return total / len(tensors)
+    return reduce(torch.add, tensors) / len(tensors)

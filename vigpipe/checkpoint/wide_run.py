@@ -15,9 +15,10 @@ from vigpipe.parallel.agreement import all_gather_values
 
 if TYPE_CHECKING:
     from vigpipe.replication.subnetworks.rows import Rows
+    from vigpipe.run.mesh import Mesh
     from vigpipe.run.rank import RankState
 
-_MOST = 1024  # of a tile, in any dimension
+_LONGEST_SIDE = 1024  # entries of a tile in any dimension
 Tile = tuple[slice, ...]
 
 
@@ -30,7 +31,7 @@ def save_wide_weights(rank_state: "RankState", path: Path) -> None:
     Raises:
         InputError: the file cannot be written.
     """
-    run, rows, group = rank_state.run, rank_state.rows, rank_state.mesh.pipeline_group
+    run, rows, mesh = rank_state.run, rank_state.rows, rank_state.mesh
     assert rows is not None
     shapes = {name: t.shape for name, t in run.wide_model.state_dict().items()}
     own = {name: tensor.dtype for name, tensor in rows.wide.narrow.items()}
@@ -38,26 +39,21 @@ def save_wide_weights(rank_state: "RankState", path: Path) -> None:
     dtypes = {name: dtype for of_stage in by_stage for name, dtype in of_stage.items()}
     specs = {name: (dtypes[name], tuple(shape)) for name, shape in shapes.items()}
     file = save_rows(path, specs, run.weights_metadata()) if rank_state.is_writer else nullcontext()
-    way = _Way(rank_state, rows.between.group, group)
+    route = _Route(mesh, run.layout.pipeline_size - 1, rows.between.group)
     with file as targets:
         for stage, names in enumerate(by_stage):
-            if rank_state.mesh.pipeline_rank == stage or rank_state.is_writer:
+            if mesh.pipeline_rank == stage or rank_state.is_writer:
                 for name in names:
-                    _collect(rows, name, specs[name], stage, way, targets)
+                    _collect(rows, name, specs[name], stage, route, targets)
 
 
-class _Way:
+class _Route:
     """How a tile comes from the rank that stores it to the one that writes."""
 
-    def __init__(
-        self,
-        rank_state: "RankState",
-        between: dist.ProcessGroup | None,
-        pipeline: dist.ProcessGroup | None,
-    ) -> None:
-        self._here = rank_state.mesh.replica_index, rank_state.mesh.pipeline_rank
-        self._between, self._pipeline = between, pipeline
-        self._writer = 0, rank_state.run.layout.pipeline_size - 1
+    def __init__(self, mesh: "Mesh", last_stage: int, between: dist.ProcessGroup | None) -> None:
+        self._here = mesh.replica_index, mesh.pipeline_rank
+        self._between, self._pipeline = between, mesh.pipeline_group
+        self._writer = 0, last_stage
 
     def begins_here(self, owner: int, stage: int) -> bool:
         """Whether this is the rank of a stage that a replica has."""
@@ -90,7 +86,7 @@ def _collect(
     name: str,
     spec: tuple[torch.dtype, tuple[int, ...]],
     stage: int,
-    way: _Way,
+    route: _Route,
     targets: Mapping[str, Tensor] | None,
 ) -> None:
     slicing, num = rows.wide.slicing, rows.between.size
@@ -103,10 +99,10 @@ def _collect(
             part = tuple(len(entries) if dim == owned else n for dim, n in enumerate(shape))
         for tile in _tiles(part, num):
             own = None
-            if way.begins_here(owner, stage):
+            if route.begins_here(owner, stage):
                 own = stored[name].detach()[tile].cpu().contiguous()
             like = torch.empty([t.stop - t.start for t in tile], dtype=dtype, device="meta")
-            found = way.carry(own, like, owner, stage)
+            found = route.carry(own, like, owner, stage)
             if found is None or targets is None:
                 continue
             if entries is None or owned is None:
@@ -118,7 +114,7 @@ def _collect(
 
 def _tiles(shape: tuple[int, ...], num: int) -> Iterator[Tile]:
     """Cut a tensor into tiles, none of which is as long as one of its long sides."""
-    steps = [max(1, min(_MOST, length // num)) for length in shape]
+    steps = [max(1, min(_LONGEST_SIDE, length // num)) for length in shape]
     yield from product(
         *(
             [slice(first, min(first + step, length)) for first in range(0, length, step)]

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def all_events(company: Company, world_size: int) -> list[dict[str, Any]]:
-    """Return what all ranks have told of what they did, in a run without files; all call this.
+    """Return the events that all ranks have noted, in a run without files; all ranks call this.
 
     Each rank does so after its last item.
     """
@@ -35,7 +35,7 @@ class Others:
     def __init__(self, company: Company | None, peers: Peers, counterparts: Counterparts) -> None:
         self._company, self._peers, self._counterparts = company, peers, counterparts
         self._inbox: Inbox | None = None
-        self._told_lost: set[int] = set()  # to the user
+        self._told_lost: set[int] = set()  # The user has been told of them.
 
     def begin(self, record: RunRecord, open_events: Callable[[Inbox], EventsFile]) -> None:
         """Write the rows of all replicas from now on, on the rank that writes the run's files."""
@@ -43,26 +43,26 @@ class Others:
             return
         self._record, self._inbox = record, self._company.inbox()
         self._events = open_events(self._inbox)
-        self._noted_lost: list[int] = self._inbox.noted.get("lost", [])  # in events.jsonl
-        self._inbox.note(events_bytes=self._events.add(()), lost=self._noted_lost)
+        self._recorded_lost: list[int] = self._inbox.noted.get("lost", [])
+        self._inbox.note(events_bytes=self._events.add(()), lost=self._recorded_lost)
 
     def write(self) -> int:
-        """Write what has come since; returns the size of events.jsonl."""
+        """Write the rows of other replicas that have arrived; return the size of events.jsonl."""
         if self._company is None or self._inbox is None:
             return 0
         lost = self._company.lost()
         events, metrics = [], []
-        with contextlib.suppress(StoreLostError):  # which the next decision says to all
+        with contextlib.suppress(StoreLostError):  # The next decision tells all of it.
             for parcel in self._inbox.take():
                 events += parcel["events"]
                 metrics += parcel["metrics"]
-        new = [replica for replica in lost if replica not in self._noted_lost]
+        new = [replica for replica in lost if replica not in self._recorded_lost]
         events += [{"replica": r, "step": lost[r], "lost": 1} for r in new]
         self._record.add_of_others(metrics)
         num_bytes = self._events.add(events)
-        self._noted_lost = [*self._noted_lost, *new]
+        self._recorded_lost = [*self._recorded_lost, *new]
         with contextlib.suppress(StoreLostError):
-            self._inbox.note(events_bytes=num_bytes, lost=self._noted_lost)
+            self._inbox.note(events_bytes=num_bytes, lost=self._recorded_lost)
         return num_bytes
 
     def newly_lost(self) -> list[int]:
@@ -90,11 +90,11 @@ class Others:
         return list(self._company.share(value).values())
 
     def heads(self) -> bool:
-        """Whether this replica is to write, as far as it is known in what is done together."""
+        """Whether this replica writes the run's files, as far as all who work together know."""
         return self._company is not None and self._company.heads()
 
     def fail(self, *, is_own: bool) -> None:
-        """Let them know that this rank fails; see `Company.fail`."""
+        """Tell the others that this rank fails; see `Company.fail`."""
         if self._company is not None:
             self._company.fail(is_own=is_own)
 
@@ -105,6 +105,6 @@ class Others:
             self._events.finish()
 
     def close(self) -> None:
-        """Leave them, after all that is done together."""
+        """Leave the company, when nothing more is done together."""
         if self._company is not None:
             self._company.close()
