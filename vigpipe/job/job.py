@@ -111,7 +111,7 @@ class JobFacts(Protocol):
         ...
 
     def fill(self, layout: Layout, item: int) -> Fill:
-        """Return how full the batch of a step is, by one of the items that its team takes then."""
+        """Return how full the batch of a step is, which any one of its items names."""
         ...
 
     def why_not_recorded(self, layout: Layout) -> str | None:

@@ -37,12 +37,7 @@ class MeanLoss:
         raise NotImplementedError
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Compute the share of one micro-batch in the loss of the step.
-
-        Args:
-            logits: (microbatch_size, num_classes).
-            labels: what `total` takes, of as many rows.
-        """
+        """Compute a micro-batch's share in the loss of the step, from (b, num_classes) logits."""
         weights = next(self._weights, None)
         if weights is None:
             total = self.total(logits, labels)

@@ -1,4 +1,4 @@
-"""The order in which an epoch visits what there is."""
+"""The order in which an epoch visits its images, or the parts of its graph."""
 
 import numpy as np
 

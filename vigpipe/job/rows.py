@@ -7,7 +7,7 @@ from typing import Any
 from vigpipe.job.fill import Fill
 
 RATE = "_per_second"  # ends the name of a row's throughput, which begins with what is counted
-PARTIAL_BATCH, FULL_BATCH = "partial_batch", "full_batch"  # of a step that is not full: see `Fill`
+PARTIAL_BATCH, FULL_BATCH = "partial_batch", "full_batch"  # fields of `Fill` in a row
 
 
 def partial_batch(fill: Fill) -> dict[str, float]:

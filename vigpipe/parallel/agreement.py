@@ -15,9 +15,9 @@ from torch import Tensor
 from vigpipe.errors import InputError
 
 T = TypeVar("T")
-HEARTBEAT_SECONDS = 1.0  # between two messages that say a rank is alive
-EXCHANGE_SECONDS = 0.02  # between two exchanges of statuses while a rank is not ready
-POLL_SECONDS = 1e-4  # between two looks whether it is
+HEARTBEAT_SECONDS = 1.0  # A rank says so often that it is alive.
+EXCHANGE_SECONDS = 0.02  # Statuses are exchanged so often while a rank is not ready.
+POLL_SECONDS = 1e-4  # A rank looks so often whether it is ready.
 
 
 class Peers(NamedTuple):

@@ -56,6 +56,6 @@ class Counterparts:
         return list(received.split(list(sizes)))
 
     def copy_from(self, place: int, tensor: Tensor) -> None:
-        """Take the tensor of one of them."""
+        """Copy into a tensor what the counterpart at a place has in it."""
         if self.group is not None:
             dist.broadcast(tensor, group=self.group, group_src=place)

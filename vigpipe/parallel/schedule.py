@@ -26,8 +26,11 @@ from vigpipe.parallel.step_graph import Record, Send, StepGraph
 from vigpipe.schedules import messages_ahead, rule_of
 from vigpipe.spans import Kind
 
-ROWS_AT_ONCE = 1 << 14  # of a large input that is taken layer by layer
-LONG_WAIT_SECONDS = 600.0  # for another stage, which computes whole layers of it
+if TYPE_CHECKING:
+    from vigpipe.parallel.batch import ReplicaBatch
+
+ROWS_AT_ONCE = 1 << 14  # A large input is taken layer by layer, so many rows at a time.
+LONG_WAIT_SECONDS = 600.0  # Another stage computes whole layers of it meanwhile.
 
 
 class Loss(Protocol):
@@ -53,12 +56,9 @@ class Pipeline:
         stage_modules: this rank's stages in the order of the plan.
         modules: the same stages, which may be wrapped in DistributedDataParallel.
         stage_indices: indices of these stages in the plan.
-        layout: the degrees.
-        device: where the stages are.
         pipeline_group: the ranks of this pipeline; None if it has a single rank.
         loss: loss of a micro-batch, called on the rank of the last stage.
         send: copies a tensor of the host to the device.
-        watcher: follows what the rank does; None for nobody.
         stopwatch: a context that is entered for every forward and backward of a training step.
     """
 
@@ -75,12 +75,8 @@ class Pipeline:
         watcher: Watcher | None = None,
         stopwatch: AbstractContextManager[Any] | None = None,
     ) -> None:
-        self.stage_modules, self.loss, self.send, self.watcher = (
-            stage_modules,
-            loss,
-            send,
-            watcher,
-        )
+        self.stage_modules, self.loss, self.send = stage_modules, loss, send
+        self.watcher = watcher
         stopwatch = stopwatch or nullcontext()
         self._graph: StepGraph | None = None
         self._layout, self._stage_indices = layout, stage_indices
@@ -198,16 +194,15 @@ class Pipeline:
         (structure,), (num_rows,) = batch.structures, batch.sizes
         x = None if batch.inputs is None else self.send(batch.inputs)
         for stage_module, index in zip(self.stage_modules, self._stage_indices, strict=True):
-            if not stage_module.model.has_stem and self._layout.pipeline_size > 1:
+            if not stage_module.model.has_stem and self.has_peers:
                 shape = num_rows, *stage_module.input_shape[1:]
-                x = torch.empty(shape, dtype=stage_module.input_dtype, device=self.device)
                 self._watch("wait input", index)
-                self.pass_rows(x, to_next=False)
+                x = self.rows_from_before(shape, stage_module.input_dtype)
             self._watch("forward", index)
             assert x is not None
             x = stage_module.by_layer(x, structure, ROWS_AT_ONCE)
             self._watch(None)
-            if not stage_module.model.has_readout and self._layout.pipeline_size > 1:
+            if not stage_module.model.has_readout and self.has_peers:
                 self._watch("send", index)
                 self.pass_rows(x, to_next=True)
         return x if self.has_last else None
@@ -239,12 +234,14 @@ class Pipeline:
             else:
                 work = dist.irecv(rows, group=self._group, group_src=other)
             assert work is not None
-            work.wait(timedelta(seconds=LONG_WAIT_SECONDS))  # the others compute whole layers
+            work.wait(timedelta(seconds=LONG_WAIT_SECONDS))
 
     def _watch(self, kind: Kind | None, stage: int = -1) -> None:
-        if self.watcher is not None and kind is None:
+        if self.watcher is None:
+            return
+        if kind is None:
             self.watcher.leave()
-        elif self.watcher is not None and kind is not None:
+        else:
             self.watcher.enter(kind, stage, 0)
 
     def _forward(self, inputs: tuple[Tensor, ...], options: dict[str, Any]) -> Tensor | None:

@@ -27,7 +27,7 @@ class Segment(NamedTuple):
 
 
 class Pool:
-    """The segments of this rank; those that no tensor uses are taken again."""
+    """The segments of this rank; those that no tensor uses any more are used again."""
 
     def __init__(self) -> None:
         self._maps: dict[Segment, mmap.mmap] = {}
@@ -91,6 +91,6 @@ def _as_tensor(array: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor
 
 
 def this_machine() -> str:
-    """Return what only processes have in common that can reach one another's memory."""
+    """Return a text that two processes share only if they can reach one another's memory."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"

@@ -119,15 +119,11 @@ class StageModule(nn.Module):
         """Prepare for the micro-batches of a step, which a stage takes in order.
 
         All that depends on numbers is known on the host before, so that a stage on a GPU never has
-        to wait for one.
-
-        Args:
-            sizes: number of samples in each micro-batch, padding not counted. Of a micro-batch that
-                several ranks share, one may have none; it has a structure, and takes part.
-            draws: random choices for all rows of the step, padding included, on the device of the
-                stage; None for an evaluation.
-            structures: what the model takes besides in each micro-batch, a tuple of arguments;
-                nothing for most models.
+        to wait for one. Sizes do not count padding. Of a micro-batch that several ranks share, one
+        may have no samples; it has a structure, and takes part. The draws are those for all rows of
+        the step, padding included, on the device of the stage; None for an evaluation. A structure
+        is what the model takes besides in a micro-batch, a tuple of arguments; nothing for most
+        models.
         """
         self.sizes, self.draws, self.num_forwards = sizes, draws, 0
         self.structures = structures

@@ -146,7 +146,7 @@ class _Received:
 
 
 def _begun(operation: P2POp) -> P2POp:
-    """Begin to receive; the operation then only gives what is to be waited for."""
+    """Begin to receive; return an operation that only gives what is to be waited for."""
     works = dist.batch_isend_irecv([operation])
     operation.op = lambda *_, **__: works[0]
     return operation

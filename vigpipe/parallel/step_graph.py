@@ -45,7 +45,7 @@ class StepGraph:
         self._send_batch, self._take_step, self._send = send_batch, take_step, send
         self._record, self._timing = record, timing
         self._num_steps = 0
-        self._inputs: list[Tensor] = []  # on the device, in the order in which they are sent
+        self._inputs: list[Tensor] = []  # They are on the device, in the order of sending.
         self._replay: Callable[[], None] | None = None
 
     def fits(self, batch: ReplicaBatch) -> bool:

@@ -25,11 +25,12 @@ def evaluate_all(rank_state: RankState) -> Scores:
     if rank_state.trained.ema is not None:
         with rank_state.trained.averaged():
             averages = _evaluate_splits(rank_state)
-    splits = "test", "validation"
-    (test, validation), (average, validation_average) = (
-        map(found.get, splits) for found in (scores, averages)
+    return Scores(
+        test=scores.get("test"),
+        average=averages.get("test"),
+        validation=scores.get("validation"),
+        validation_average=averages.get("validation"),
     )
-    return Scores(test, average, validation, validation_average)
 
 
 def _evaluate_splits(rank_state: RankState) -> dict[str, Score]:

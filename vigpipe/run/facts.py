@@ -158,7 +158,7 @@ class Run:
 
     @cached_property
     def wide_model(self) -> StagedModel:
-        """The same model, to look at."""
+        """What `make_wide_model` makes, made once, for its names and shapes."""
         return self.make_wide_model()
 
     def rates(self) -> dict[str, tuple[float, float]]:
@@ -218,12 +218,9 @@ def prepare(
 ) -> Run:
     """Decide the facts of a run from its options as the user gave them, and check them together.
 
-    Args:
-        config: the options.
-        dtype: dtype of the weights.
-        left_out: parts of the data to leave out, such as images that cannot be read.
-        ranks_on_host: how many ranks share a host; None if all of them do.
-        num_hosts: instead, how many hosts a run had that is done again here.
+    Parts of the data, such as images that cannot be read, may be left out. Without `ranks_on_host`,
+    all ranks share a host; `num_hosts` says instead how many hosts a run had that is done again
+    here.
 
     Raises:
         InputError: an option is unknown, missing or out of range, or options contradict one

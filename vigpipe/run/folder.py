@@ -13,12 +13,12 @@ from vigpipe.errors import InputError
 from vigpipe.files.outputs import check_new_names, check_replaceable
 
 CHECKPOINTS, METRICS, SUMMARY = "checkpoints", "metrics.jsonl", "summary.json"
-EVENTS = "events.jsonl"  # of replicas that take steps of their own
+EVENTS = "events.jsonl"  # what replicas with steps of their own did
 WEIGHTS, AVERAGED_WEIGHTS = "model.safetensors", "model-ema.safetensors"
 RESULTS = (SUMMARY, WEIGHTS, AVERAGED_WEIGHTS)
 TIMING = ("timing.csv", "timing.md", "timeline.json", "trace.json", "timeline.png", "timeline.svg")
 METRICS_TABLE, TENSORBOARD = "metrics.csv", "tensorboard"
-WANDB_RUN, MLFLOW_RUN = ".wandb-run", ".mlflow-run"  # which run of theirs this one is
+WANDB_RUN, MLFLOW_RUN = ".wandb-run", ".mlflow-run"  # the tracker's name of the run
 # What vigpipe train and vigpipe time write; plan.toml and the files beside it with --stages auto.
 RUN_FILES = (
     *("config.toml", METRICS, EVENTS, *RESULTS, CHECKPOINTS, *TIMING),
@@ -34,11 +34,8 @@ def make_output_folder(
 ) -> Path:
     """Make the output folder of a command; by default runs/<time>.
 
-    Args:
-        folder: the option --out; None if it was not given.
-        names: what the command writes into the folder.
-        goes_on: whether the command continues a run whose files are there already.
-        advice: what else a user can do about a folder that is taken.
+    The command writes files and folders of some names there, which are there already if it
+    continues a run. The advice is what else a user can do about a folder that is taken.
 
     Raises:
         InputError: the folder cannot be made or written to, or holds one of the names already.

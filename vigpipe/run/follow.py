@@ -41,9 +41,9 @@ class RowFollower:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._inode, self._offset = 0, 0  # of the file, and how much of it has been read
-        self._lines: list[bytes] = []  # read so far
-        self._index = 0  # of the next line of the file
+        self._inode, self._num_read = 0, 0
+        self._lines: list[bytes] = []  # lines read so far
+        self._next_line = 0
         self.read_new()
 
     def read_new(self) -> list[dict[str, Any]]:
@@ -52,20 +52,20 @@ class RowFollower:
             with self._path.open("rb") as file:
                 inode = os.fstat(file.fileno()).st_ino
                 if inode != self._inode:
-                    self._inode, self._offset, self._index = inode, 0, 0
-                file.seek(self._offset)
+                    self._inode, self._num_read, self._next_line = inode, 0, 0
+                file.seek(self._num_read)
                 content = file.read()
         except FileNotFoundError:
             return []
         lines = content[: content.rfind(b"\n") + 1].splitlines(keepends=True)
-        self._offset += sum(map(len, lines))
+        self._num_read += sum(map(len, lines))
         new: list[bytes] = []
         for line in lines:
-            if self._lines[self._index : self._index + 1] != [line]:
-                del self._lines[self._index :]
+            if self._lines[self._next_line : self._next_line + 1] != [line]:
+                del self._lines[self._next_line :]
                 self._lines.append(line)
                 new.append(line)
-            self._index += 1
+            self._next_line += 1
         return parse_rows(b"".join(new))
 
 

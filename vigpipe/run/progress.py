@@ -53,9 +53,9 @@ class RunProgress:
         self._task = self._bar.add_task("", total=num_steps, completed=steps_done)
         self._started = self._begun = self._resumed = time.monotonic()
         self._last_step = steps_done
-        self._first_step: int | None = None  # of those that tell how long the rest will take
-        self._num_rows, self._seconds = 0, 0.0  # of the interval
-        self._epoch, self._num_losses, self._loss_sum = 0, 0, 0.0  # of its part in this epoch
+        self._first_step: int | None = None  # How long the rest will take is told from here on.
+        self._num_rows, self._seconds = 0, 0.0
+        self._epoch, self._num_losses, self._loss_sum = 0, 0, 0.0
 
     def __enter__(self) -> "RunProgress":
         self._bar.start()

@@ -146,15 +146,8 @@ def make_rank_state(
 
     With several ranks, the process group must exist, and all ranks call this together; except with
     a strategy that is given, which is for a rank that has no peers, whatever the layout is.
-
-    Args:
-        run: the facts of the run.
-        rank: position in the world.
-        device: where this rank computes.
-        recorder: records what the rank does in the steps it is asked to; None for no timing.
-        recorded: what each replica is to do again; None if it is free.
-        strategy: that of a rank without peers; by default the one that the options name.
-        shards: what stands for the ranks that share its batch, for a rank without peers.
+    `shards` then stands for the ranks that share its batch. By default the options name the
+    strategy; what each replica is to do again may be recorded.
     """
     layout, config = run.layout, run.config
     sync, on_gpu = sync_of(run, device), runs_ahead(device)

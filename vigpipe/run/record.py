@@ -67,8 +67,6 @@ class RunRecord:
     Rows that a full disk refuses are kept in memory and written together with a later row.
 
     Args:
-        folder: the folder of the run, which exists.
-        config: the resolved options.
         steps_done: number of optimizer steps of an earlier run that this run continues. Rows of
             later steps are dropped, and so is a line that a crash cut off.
         log: called with a sentence for the user when a row cannot be written.
@@ -94,7 +92,8 @@ class RunRecord:
         self.folder, self._log = folder, log
         self._path = folder / METRICS
         self._is_full = self._is_closed = False
-        self._epoch, self._loss_sum, self._num_samples = 0, 0.0, 0  # of the epoch's steps so far
+        # Loss and samples are sums over the epoch's steps so far.
+        self._epoch, self._loss_sum, self._num_samples = 0, 0.0, 0
         kept: list[tuple[bytes, dict[str, Any]]] = []  # rows of the run that this one continues
         try:
             write_atomically(folder / "config.toml", tomli_w.dumps(config))
@@ -193,7 +192,7 @@ class RunRecord:
             return
         try:
             tell(self._tracker)
-        except Exception as error:  # of the tracker's own kinds: no network, a full disk
+        except Exception as error:  # A tracker has errors of its own: no network, a full disk.
             self._tracker = None
             self._log(
                 f"--track: failed at step {self._step} ({type(error).__name__}: "
@@ -217,7 +216,10 @@ class RunRecord:
 
 
 def _came_late(row: Mapping[str, Any]) -> bool:
-    """Whether a row is of another replica than 0, and no server has it from the start."""
+    """Whether a row is of another replica than 0, whose rows are only known when all rest.
+
+    A server knows the rows of all replicas at once.
+    """
     return bool(row.get("replica")) and "staleness" not in row
 
 

@@ -55,10 +55,10 @@ def needed_bytes(run: Run, ranks_here: int) -> int:
         shapes = {name: slicing.shape(name, shape, num_parts) for name, shape in shapes.items()}
     optimizer, residual = KEPT[config.opt], _num_left_out(run)
     state = 1 + _num_averages(run)
-    num_copies = layout.team_size * layout.num_shards  # which share the writing
+    num_copies = layout.team_size * layout.num_shards  # They share the writing of one state.
     models_here = ranks_here / layout.pipeline_size
     held = state + residual + _num_in_sums(run)
-    if layout.has_server:  # which alone takes steps, and writes
+    if layout.has_server:  # It alone takes steps, and writes.
         numbers = models_here * held + optimizer + (state + optimizer)
     else:
         written = (state + optimizer) / num_copies + residual  # each writes its own residual
@@ -86,7 +86,7 @@ def _num_left_out(run: Run) -> int:
 
 
 def _num_in_sums(run: Run) -> int:
-    """Count the numbers of the weights' precision that the sum of a weight's gradients takes.
+    """Count the numbers, each as large as a weight, that the sum of a weight's gradients takes.
 
     In twice the precision it takes two, and where that is another dtype one more, rounded.
     """

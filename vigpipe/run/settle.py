@@ -16,7 +16,7 @@ MOST_STEPS = 20  # batches that BatchNorm's statistics are estimated with
 
 
 def share_evaluation(rank_state: RankState, left: Counterparts) -> None:
-    """Let all that are left share an evaluation, with the weights of the server if there is one."""
+    """Let all replicas that are left share an evaluation; with a server, all take its weights."""
     run = rank_state.run
     if rank_state.merged is not None:  # all of them take every sample through it
         return
@@ -73,7 +73,7 @@ def _merge(rank_state: RankState, left: Counterparts) -> str:
 
 
 def take_over_merged(rank_state: RankState) -> int:
-    """Let the wide model be what the sub-networks have put back; all ranks call this together.
+    """Put together the wide model of what the sub-networks have put back; all ranks call this.
 
     Returns:
         The number of batches that BatchNorm's statistics were estimated on.
@@ -175,7 +175,7 @@ def _estimate_statistics(rank_state: RankState, left: Counterparts) -> int:
 
 
 class Kept:
-    """The weights of a rank at the end of the training, for another try to settle."""
+    """The weights of a rank at the end of the training, in case that settling begins anew."""
 
     def __init__(self, rank_state: RankState) -> None:
         own_steps = rank_state.own_steps
@@ -188,6 +188,6 @@ class Kept:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Go back to them."""
+        """Make them the weights of the rank again."""
         for tensor, copy in zip(self._tensors, self._copies, strict=False):
             tensor.copy_(copy)

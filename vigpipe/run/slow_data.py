@@ -4,8 +4,8 @@ from collections import deque
 from statistics import median
 
 WINDOW = 20  # steps in a median: the first steps, and single slow reads, do not count
-LARGEST_SHARE = 0.2  # of a step with its waiting; less is not worth a sentence
-LEAST_SECONDS = 0.005  # of waiting: below it, steps are too short to be told apart from noise
+LARGEST_SHARE = 0.2  # Waiting for less of a step, waiting included, is not worth a sentence.
+LEAST_SECONDS = 0.005  # Waiting for less cannot be told apart from noise.
 
 
 class SlowData:
@@ -22,7 +22,7 @@ class SlowData:
         self._is_told = False
 
     def add(self, data_seconds: float, step_seconds: float) -> str | None:
-        """Take the times of one step: how long the slowest rank asked for its batch, and then took.
+        """Take the times of one step: how long the slowest rank waited for its batch, and the step.
 
         Returns:
             What is wrong, in a sentence; None if nothing is, or if it has been said before.

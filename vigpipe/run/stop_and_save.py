@@ -79,7 +79,7 @@ class SaveAndStop:
         timeout_seconds: float = math.inf,
     ) -> None:
         self.interval, self.stop_at = interval, stop_at
-        self._last_step: int | None = None  # that was asked about
+        self._last_asked: int | None = None
         self.has_peers = has_peers
         self.why, self.leaves = "", False
         self._second_signal = SecondSignal([signal.SIGTERM, signal.SIGINT], timeout_seconds)
@@ -120,7 +120,7 @@ class SaveAndStop:
         that is asked about a step several times, for its items, wants one once.
         """
         since = time.monotonic() - self._last_save
-        last, self._last_step = self._last_step, step
+        last, self._last_asked = self._last_asked, step
         first = step if last is None or step < last else last + 1
         return any(self.interval.is_over(s, since) for s in range(first, step + 1))
 

@@ -81,18 +81,11 @@ class Stragglers:
 
     def _expected(self, rank: int, now: list[float]) -> float:
         pipeline_rank = self.layout.pipeline_rank(rank)
-        peers = [
-            other
-            for other in range(self.layout.world_size)
-            if other != rank and self.layout.pipeline_rank(other) == pipeline_rank
-        ]
+        others = [other for other in range(self.layout.world_size) if other != rank]
+        peers = [o for o in others if self.layout.pipeline_rank(o) == pipeline_rank]
         if peers:
-            return median(now[other] for other in peers)
+            return median(now[peer] for peer in peers)
         assert self._usual is not None
-        changes = [
-            now[other] / self._usual[other]
-            for other in range(self.layout.world_size)
-            if other != rank and self._usual[other] > 0
-        ]
+        changes = [now[o] / self._usual[o] for o in others if self._usual[o] > 0]
         # If all other ranks have become faster, this rank is still not expected to.
         return self._usual[rank] * max(1.0, median(changes or [1.0]))

@@ -24,20 +24,12 @@ from vigpipe.job.score import SHARES
 from vigpipe.run.folder import METRICS_TABLE, MLFLOW_RUN, TENSORBOARD, WANDB_RUN
 
 _PROJECT = "vigpipe"  # the name that W&B and MLflow group runs by, unless the environment has one
-_MLFLOW_SECONDS = 5  # between requests
-_MLFLOW_PATIENCE = 60  # seconds to wait for the last request at the end of a run
-_MLFLOW_MOST = 1000  # metrics that a server takes in one request
-_RATES = {
-    "images": ("images_per_second",),
-    "nodes": ("nodes_per_second", "training_nodes"),
-}
-_COUNTED = (
-    "step",
-    "epoch",
-    PARTIAL_BATCH,
-    FULL_BATCH,
-    *SHARES,
-)  # of a row, which a chart does not show
+_SECONDS_BETWEEN_REQUESTS = 5
+_MOST_SECONDS_AT_END = 60
+_MOST_METRICS_IN_REQUEST = 1000  # A server takes no more.
+_RATES = {"images": ("images_per_second",), "nodes": ("nodes_per_second", "training_nodes")}
+# Numbers of a row that a chart does not show.
+_COUNTED = ("step", "epoch", PARTIAL_BATCH, FULL_BATCH, *SHARES)
 
 
 class Tracker(Protocol):
@@ -73,7 +65,7 @@ def open_tracker(
     kinds = {"csv": _Csv, "tensorboard": _TensorBoard, "wandb": _Wandb, "mlflow": _Mlflow}
     try:
         return kinds[name](folder, config, rows)
-    except Exception as error:  # of the tracker's own kinds: no login, no server, a full disk
+    except Exception as error:  # A tracker has errors of its own: no login, no server.
         why = str(error).strip().partition("\n")[0]
         raise InputError(f"--track {name}: cannot begin ({escaped(why)})") from error
 
@@ -217,7 +209,8 @@ class _Mlflow:
             self._run = _keep(folder / MLFLOW_RUN, run.info.run_id)
             params = [Param(name, str(value)) for name, value in config.items()]
             self._client.log_batch(self._run, params=params)
-        self._metrics: list[Any] = []  # to be sent
+        # These are to be sent.
+        self._metrics: list[Any] = []
         self._tags: dict[str, str] = {}
         self._lock, self._ends = threading.Lock(), threading.Event()
         self._error: Exception | None = None
@@ -237,23 +230,24 @@ class _Mlflow:
 
     def close(self) -> None:
         self._ends.set()
-        self._thread.join(_MLFLOW_PATIENCE)
+        self._thread.join(_MOST_SECONDS_AT_END)
         if self._error is not None:
             raise self._error
         if self._thread.is_alive():
-            raise TimeoutError(f"no answer for {_MLFLOW_PATIENCE} s")
+            raise TimeoutError(f"no answer for {_MOST_SECONDS_AT_END} s")
 
     def _send(self) -> None:
         """Send what there is every few seconds, and the rest at the end; runs in a thread."""
         try:
             is_last = False
             while not is_last:
-                is_last = self._ends.wait(_MLFLOW_SECONDS)
+                is_last = self._ends.wait(_SECONDS_BETWEEN_REQUESTS)
                 with self._lock:
                     metrics, tags = self._metrics, self._tags
                     self._metrics, self._tags = [], {}
-                for first in range(0, len(metrics), _MLFLOW_MOST):
-                    self._client.log_batch(self._run, metrics[first : first + _MLFLOW_MOST])
+                for first in range(0, len(metrics), _MOST_METRICS_IN_REQUEST):
+                    some = metrics[first : first + _MOST_METRICS_IN_REQUEST]
+                    self._client.log_batch(self._run, some)
                 for name, message in tags.items():
                     self._client.set_tag(self._run, name, message)
             self._client.set_terminated(self._run)
@@ -262,7 +256,7 @@ class _Mlflow:
 
 
 def _kept(path: Path, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the name of the tracker's run that goes on; empty for a new run, or if it is lost."""
+    """Return the name under which the tracker knows an earlier run that goes on; empty if none."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         return path.read_text(encoding="ascii").strip() if rows else ""
     return ""

@@ -150,14 +150,14 @@ def _lr_schedule(run: Run, optimizer: torch.optim.Optimizer) -> Any:  # noqa: AN
     # timm counts epochs; an "epoch" of one update makes it count optimizer steps.
     config = run.config
     warmup = (config.warmup_epochs or 0) * run.steps_per_epoch
-    warmup = -(-warmup // run.num_subnetworks)  # as many batches of all of them together
+    warmup = -(-warmup // run.num_subnetworks)  # All of them together take the epochs.
     warmup = min(warmup, run.num_steps // 2)
     schedule, _ = create_scheduler_v2(
         optimizer,
         sched="cosine" if config.lr_schedule == "cosine" else "step",
         num_epochs=run.num_steps,
         decay_epochs=1,
-        decay_rate=1.0,  # without decay, a step schedule is constant after the warm-up
+        decay_rate=1.0,  # A step schedule is then constant after the warm-up.
         min_lr=config.min_lr or 0.0,
         warmup_lr=config.warmup_lr,
         warmup_epochs=warmup,
