@@ -108,10 +108,8 @@ def resume(rank_state: "RankState", folder: Path, log: Callable[[str], None]) ->
     """Put the checkpoint that --resume asks for into a rank's state; all ranks call this together.
 
     Rank 0 chooses the checkpoint and verifies every byte of it; the other ranks read the same files
-    and trust its verdict. The state is newly made.
-
-    Returns:
-        The manifest of the checkpoint; None if the run starts from the beginning.
+    and trust its verdict. The state is newly made. Its manifest is returned; None if the run starts
+    from the beginning.
 
     Raises:
         InputError: there is no intact checkpoint of this run.
@@ -124,7 +122,7 @@ def resume(rank_state: "RankState", folder: Path, log: Callable[[str], None]) ->
     place = folder if option == "auto" else Path(option)
 
     def choose_on_rank_0() -> tuple[Path, Manifest] | None:
-        if not rank_state.mesh.is_rank_0:
+        if rank_state.mesh.rank > 0:
             return None
         if option == "auto":
             salvage(folder)
@@ -197,10 +195,7 @@ def check_belongs(manifest: Manifest, run: "Run", where: Path) -> None:
 
 
 def check_same_run(manifest: Manifest, run: "Run", where: Path) -> list[str]:
-    """Check that a run may continue from a checkpoint.
-
-    Returns:
-        Sentences that the user should read, about differences that are allowed.
+    """Check that a run may continue from a checkpoint; return sentences on allowed differences.
 
     Raises:
         InputError: the checkpoint does not belong to it (`check_belongs`), or is of a step after
@@ -273,7 +268,7 @@ def load_checkpoint(rank_state: "RankState", checkpoint: Path, manifest: Manifes
         InputError: the checkpoint belongs to another model.
     """
     file_of = tensor_names(checkpoint, manifest)
-    model_names = rank_state.run.tensor_names()
+    model_names = rank_state.run.wide_model.state_dict().keys()
     for name in file_of:
         own = _OTHER_REPLICA.sub("", name)
         if is_moment(stored := own.removeprefix("rows/")):

@@ -93,11 +93,6 @@ class Layout:
         return self.pipeline_size * self.virtual_stages
 
     @property
-    def num_pipelines(self) -> int:
-        """Number of pipelines: D, and one more with a server."""
-        return self.num_replicas + self.has_server
-
-    @property
     def replica_size(self) -> int:
         """Number of ranks of a replica: S, or m if they share its batch."""
         return self.pipeline_size * self.num_shards
@@ -105,7 +100,7 @@ class Layout:
     @property
     def world_size(self) -> int:
         """Number of ranks: those of D replicas, or of D + 1 with a server."""
-        return self.replica_size * self.num_pipelines
+        return self.replica_size * (self.num_replicas + self.has_server)
 
     @property
     def writer(self) -> int:

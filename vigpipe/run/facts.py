@@ -182,10 +182,6 @@ class Run:
         rates = {id(p): (g["lr_scale"], g["weight_decay"]) for g in groups for p in g["params"]}
         return {name: rates[id(p)] for name, p in model.named_parameters()}
 
-    def tensor_names(self) -> frozenset[str]:
-        """Return the names in the state dict of the unsplit model."""
-        return frozenset(self.wide_model.state_dict())
-
     @cached_property
     def fingerprint(self) -> dict[str, object]:
         """Numbers that identify the data, whatever folder it is in."""

@@ -46,11 +46,6 @@ class Mesh:
         """The ranks of its pipeline; None if that has a single rank."""
         return self.groups.pipeline
 
-    @property
-    def is_rank_0(self) -> bool:
-        """Whether it is the first rank of the run."""
-        return self.replica_index == self.pipeline_rank == self.shards.place == 0
-
 
 def make_mesh(run: Run, rank: int, *, alone: bool = False, shards: Shards | None = None) -> Mesh:
     """Make a rank's groups; with several ranks, all of them call this together.
