@@ -324,11 +324,8 @@ class Training(Loop):
         """Do what is left to do when this rank fails; called while the error is handled.
 
         Where all replicas are equal, what is left of them after one is lost is saved. Where
-        replicas take steps of their own, the others are told, and go on; one that cannot reach
-        them any more saves what it has.
-
-        Returns:
-            SAVED if the run can go on from what was saved; otherwise the error is raised.
+        replicas take steps of their own, the others are told, and go on; one that cannot reach them
+        any more saves what it has, and SAVED is returned. Otherwise the error is raised.
         """
         self._others.fail(is_own=not is_lost_peer(error) and not isinstance(error, WorkerError))
         state, own_steps = self._state, self._state.own_steps

@@ -142,10 +142,8 @@ class Checkpoints:
     ) -> bool:
         """Save the whole state of this rank's stages after another rank was lost; see `save`.
 
-        If it takes steps of its own, `left_over` is what this replica knows of all.
-
-        Returns:
-            Whether there was something to save, and it was written.
+        If it takes steps of its own, `left_over` is what this replica knows of all. Whether there
+        was something to save, and it was written, is returned.
         """
         saver, rank_state = self._saver, self.rank_state
         if saver.own_file not in self._replica_of:

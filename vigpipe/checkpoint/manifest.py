@@ -49,7 +49,6 @@ class Manifest:
         data: identity of the data, from `Run.fingerprint`, and what was read, from `Feed.progress`.
         layout: the layout of the ranks that wrote the checkpoint.
         weights: metadata for a file of the weights, from `Run.weights_metadata`.
-        versions: versions of the packages, commit and host.
         best: the best evaluation so far, from `Best.as_table`; empty without --keep-best.
         replicas: where replicas take steps of their own, "progress", from `Strategy.progress`, and
             "metrics_bytes" and "events_bytes", the sizes of metrics.jsonl and events.jsonl when

@@ -54,15 +54,12 @@ def rescue(
     state: Mapping[str, Tensor],
     parcels: Sequence[Mapping[str, Any]] | None = None,
 ) -> bool:
-    """Write the state of this rank's stages; errors are ignored, because the run ends anyway.
+    """Write the state of this rank's stages; return whether all was written: the run ends anyway.
 
     The state is everything that the stages need, not only a replica's share of it. It is written
     among the run's checkpoints; the files of the manifest are filled in here. The token is the
     run's, as for `Saver`. The parcels have rows of the run's files that this rank has told of; they
     are None if all replicas took every step together.
-
-    Returns:
-        Whether all was written.
     """
     step = "" if parcels is not None else f"{manifest.step:08d}-"
     place = folder / f"{PREFIX}{step}{token}"

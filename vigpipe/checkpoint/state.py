@@ -85,10 +85,8 @@ def _old_residuals(names: Collection[str], rank_state: "RankState") -> dict[str,
     """Choose the residuals of a checkpoint that this replica goes on with; it adds them up.
 
     Of D replicas, replica r takes those of the old replicas r, r + D, r + 2 D ..., so that the sum
-    over all replicas stays what it was.
-
-    Returns:
-        The names of the terms, in the order of the old replicas, by the name of the residual.
+    over all replicas stays what it was. The names of these terms are in the order of the old
+    replicas.
     """
     compressor, num_replicas = rank_state.replicas.compressor, rank_state.run.layout.num_replicas
     own = {} if compressor is None else compressor.residuals()
@@ -128,9 +126,8 @@ def share_of(
 def needed_tensors(rank_state: "RankState", available: Collection[str]) -> list[str]:
     """List the tensors that this rank, whose state is newly made, needs of those of a checkpoint.
 
-    Returns:
-        Sorted names: the tensors of the model, and what the checkpoint has for their optimizer and
-        for compressed sums of gradients.
+    These are the tensors of the model, and what the checkpoint has for their optimizer and for
+    compressed sums of gradients, sorted by name.
     """
     names = set(_model_tensors(rank_state) | _loss_scale_tensors(rank_state.trained))
     parameters = rank_state.trained.parameters()

@@ -44,10 +44,8 @@ class Feed(Protocol):
         """Be told after a step how long the ranks have worked; all of them call this together.
 
         The times are those of each rank's forwards and backwards, in rank order, in an earlier
-        step, whose index is `measured`; `step` is the index of the step that was taken.
-
-        Returns:
-            A sentence for the user if the data of the next steps follow from the times.
+        step, whose index is `measured`; `step` is the index of the step that was taken. If the data
+        of the next steps follow from the times, a sentence for the user says so.
         """
         ...
 
@@ -78,10 +76,8 @@ class Merged(Protocol):
     def logits(self, batch: ReplicaBatch) -> Tensor | None:
         """Run the samples of a batch through the model in evaluation mode.
 
-        The batch is this replica's share of one, or has the same samples on all replicas.
-
-        Returns:
-            Their logits, on ranks of the last stage; else None.
+        The batch is this replica's share of one, or has the same samples on all replicas. Only
+        ranks of the last stage have logits.
         """
         ...
 

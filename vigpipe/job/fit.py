@@ -11,10 +11,8 @@ def fit_costs(
     """Fit cost = a · size + constant by least squares, with no number below zero.
 
     Each row of `sizes`, (m, k), describes one thing that was measured, such as by its numbers of
-    nodes and of edges; `costs`, (m,), says what each took; m > 0.
-
-    Returns:
-        a, k numbers, and the constant if there is one.
+    nodes and of edges; `costs`, (m,), says what each took; m > 0. The k numbers a are returned, and
+    then the constant if there is one.
     """
     from scipy.optimize import nnls  # 0.2 s, which few runs need
 

@@ -18,10 +18,7 @@ def clip_gradients(
     The squared norms of all parameters are summed in float64 in the order of the unsplit model,
     whichever stage holds them, so the result does not depend on the cut. `order` has the index of
     each name among all parameters of the unsplit model. The group are the ranks of this pipeline;
-    None if it has a single rank.
-
-    Returns:
-        The norm before clipping, over all stages, a scalar; like all else here, on the device.
+    None if it has a single rank. The norm before clipping, a scalar on the device, is returned.
     """
     owned = {name: p.grad for name, p in parameters.items() if p.grad is not None}
     gradients = list(owned.values())

@@ -173,8 +173,7 @@ class Pipeline:
     def logits(self, batch: ReplicaBatch) -> Tensor | None:
         """Run all micro-batches forward only, in evaluation mode.
 
-        Returns:
-            (M * microbatch_size, num_classes) logits on the rank of the last stage; else None.
+        Only the rank of the last stage has logits, (M * microbatch_size, num_classes).
         """
         for stage_module in self.stage_modules:
             stage_module.eval()

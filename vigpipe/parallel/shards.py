@@ -94,12 +94,10 @@ class Shards:
         return bool(self._windows)
 
     def begin(self, gifts: Gifts, what: str, out: Tensor | None = None) -> Callable[[], Tensor]:
-        """Begin an exchange; the ranks send, even if they could write.
+        """Begin an exchange, and return what waits for its end and returns this rank's tensor.
 
-        `out` is the tensor of this rank, if there is one already; it keeps what nobody gives.
-
-        Returns:
-            What waits for the end, and returns the tensor of this rank.
+        The ranks send, even if they could write. `out` is the tensor of this rank, if there is one
+        already; it keeps what nobody gives.
         """
         (fill, shapes, index, like), everybody = gifts, range(self.size)
         given = [_block_shape(shapes[to], index(self.place, to)) for to in everybody]

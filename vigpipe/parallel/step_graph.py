@@ -53,10 +53,9 @@ class StepGraph:
         return batch.num_samples == self._num_samples
 
     def __call__(self, batch: ReplicaBatch) -> Tensor:
-        """Run all forwards and backwards of a full batch; gradients add up in `.grad`.
+        """Run a full batch forwards and backwards; return its micro-batches' losses, (M,) float64.
 
-        Returns:
-            The share of each micro-batch in the loss, (M,) float64 on the device.
+        Gradients add up in `.grad`.
         """
         if self._num_steps < NUM_WARMUP:
             self._num_steps += 1

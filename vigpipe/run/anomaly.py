@@ -9,12 +9,9 @@ from vigpipe.run.rank import RankState
 
 
 def find_anomaly(rank_state: RankState, batch: ReplicaBatch) -> str:
-    """Repeat a step's forwards and backwards, and say where numbers stop being finite.
+    """Repeat a step's forwards and backwards; say in which block numbers stop being finite first.
 
-    Every rank calls this, and only gradients change.
-
-    Returns:
-        A sentence about the first block whose output is not finite; the same on every rank.
+    Every rank calls this, gets the same sentence, and keeps all but its gradients.
     """
     for model in rank_state.trained.models:
         model.set_detect_anomaly(True)

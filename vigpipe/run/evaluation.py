@@ -43,13 +43,10 @@ def _evaluate_splits(rank_state: RankState) -> dict[str, Score]:
 def evaluate(
     rank_state: RankState, splits: Sequence[str], most: int | None = None, *, own: bool = False
 ) -> Mapping[str, Score] | None:
-    """Run samples of some splits, scored together, through the pipeline in evaluation mode.
+    """Score splits of the data together, in evaluation mode; None on ranks without the last stage.
 
     All ranks call this together. At most the first `most` samples are scored. With `own`, that is
     done with the model that this rank trains, although it is a part of a wider one.
-
-    Returns:
-        The score of each split on ranks of the last stage; else None.
 
     Raises:
         FloatingPointError: a logit is NaN or infinite; raised on every rank of the last stage.

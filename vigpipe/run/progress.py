@@ -67,7 +67,7 @@ class RunProgress:
             self._bar.stop()
 
     def resume(self) -> None:
-        """Leave the time since the last step out of the throughput: it went to something else."""
+        """Leave the time since the last step, which something else took, out of the throughput."""
         self._resumed = time.monotonic()
 
     def add(

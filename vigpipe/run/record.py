@@ -140,9 +140,8 @@ class RunRecord:
     def add_evaluation(self, epoch: int, scores: Mapping[str, Any]) -> float | None:
         """Append the row of an evaluation (`Scores.as_row`), with the training loss of the epoch.
 
-        Returns:
-            The mean loss of the epoch's training samples, each as of its own step; None if all
-            steps of the epoch were skipped.
+        That loss is returned: the mean over the epoch's training samples, each as of its own step;
+        None if all steps of the epoch were skipped.
         """
         has_steps = self._epoch == epoch and self._num_samples > 0
         loss = self._loss_sum / self._num_samples if has_steps else None
@@ -172,11 +171,7 @@ class RunRecord:
         self.add(event=event, step=step, message=message, **facts)
 
     def sync(self) -> int:
-        """Force the rows to disk, before a checkpoint that requires them is written.
-
-        Returns:
-            The size of the file in bytes.
-        """
+        """Force the rows to disk, for a checkpoint that requires them; return the file's size."""
         return self._metrics.sync()
 
     def close(self) -> None:

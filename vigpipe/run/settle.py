@@ -37,19 +37,20 @@ def settle(rank_state: RankState, left: Counterparts) -> str | None:
     """
     run, layout = rank_state.run, rank_state.run.layout
     if rank_state.merged is not None:
-        return _merge(rank_state, left)
-    if layout.num_teams == 1 or layout.has_server:
+        kept, num_batches = _merge(rank_state, left)
+    elif layout.num_teams == 1 or layout.has_server:
         return None
-    keep = _keep_best if run.config.final == "best" else _keep_mean
-    kept = keep(rank_state, left)
-    num_batches = _estimate_statistics(rank_state, left)
+    else:
+        keep = _keep_best if run.config.final == "best" else _keep_mean
+        kept = keep(rank_state, left)
+        num_batches = _estimate_statistics(rank_state, left)
     if num_batches:
         kept += f"; BatchNorm's statistics are those of {num_batches} batches"
     return kept
 
 
-def _merge(rank_state: RankState, left: Counterparts) -> str:
-    """Score the sub-networks by themselves, and make one model of them."""
+def _merge(rank_state: RankState, left: Counterparts) -> tuple[str, int]:
+    """Score the sub-networks by themselves, and make one model of them; see `settle`."""
     own: dict[str, dict[str, float]] = {}
     for splits in rank_state.run.job.passes:
         scores = evaluate(rank_state, splits, own=True) or {}
@@ -67,16 +68,13 @@ def _merge(rank_state: RankState, left: Counterparts) -> str:
         f"put {len(rank_state.own_scores)} sub-networks together, which by themselves have a test "
         f"{name_of(name)} of {each}"
     )
-    if num_batches:
-        kept += f"; BatchNorm's statistics are those of {num_batches} batches"
-    return kept
+    return kept, num_batches
 
 
 def take_over_merged(rank_state: RankState) -> int:
     """Put together the wide model of what the sub-networks have put back; all ranks call this.
 
-    Returns:
-        The number of batches that BatchNorm's statistics were estimated on.
+    BatchNorm's statistics are estimated on some batches, whose number is returned.
     """
     run, merged = rank_state.run, rank_state.merged
     if merged is None:

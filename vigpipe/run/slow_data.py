@@ -22,11 +22,7 @@ class SlowData:
         self._is_told = False
 
     def add(self, data_seconds: float, step_seconds: float) -> str | None:
-        """Take the times of one step: how long the slowest rank waited for its batch, and the step.
-
-        Returns:
-            What is wrong, in a sentence; None if nothing is, or if it has been said before.
-        """
+        """Take the times of one step, the slowest rank's wait for its batch first; warn once."""
         hidden = step_seconds if self._runs_ahead else 0.0
         self._recent.append((max(0.0, data_seconds - hidden), step_seconds))
         if self._is_told or len(self._recent) < WINDOW:

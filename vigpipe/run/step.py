@@ -119,12 +119,9 @@ def train_step(
 
 
 def apply_gradients(rank_state: RankState, pushed: Pushed) -> float:
-    """Take one optimizer step with the gradients of another replica, which are in place.
+    """Take a step with the gradients of another replica, which are in place; return its rate.
 
-    All ranks of its pipeline call this.
-
-    Returns:
-        The learning rate of the step, for the last layer.
+    All ranks of the pipeline call this.
     """
     trained = rank_state.trained
     groups = trained.optimizer.param_groups

@@ -49,11 +49,9 @@ class Stragglers:
         self._warm_up_left = WARM_UP
 
     def add(self, busy_seconds: Sequence[float]) -> list[Straggler]:
-        """Take the times of one step, those of each rank's forwards and backwards, in rank order.
+        """Take the times of one step, in rank order, and return the ranks that have become slow.
 
-        Returns:
-            The new stragglers; those that were reported before and have not recovered are not among
-            them.
+        Those that were reported before and have not recovered are not among them.
         """
         if self.layout.world_size == 1:
             return []

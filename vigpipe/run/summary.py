@@ -99,9 +99,8 @@ def gather_compression(rank_state: RankState) -> dict[str, Any] | None:
 def gather_sent(rank_state: RankState) -> dict[str, int] | None:
     """Add up the bytes that the ranks of a replica have sent one another; all of them call this.
 
-    Returns:
-        The bytes since the start, evaluations included, by what they were for; None if there is one
-        rank.
+    The bytes since the start, evaluations included, are told apart by what they were for. None if
+    there is one rank.
     """
     shards = rank_state.mesh.shards
     if shards.size == 1:

@@ -23,6 +23,8 @@ from vigpipe.job.rows import FULL_BATCH, PARTIAL_BATCH
 from vigpipe.job.score import SHARES
 from vigpipe.run.folder import METRICS_TABLE, MLFLOW_RUN, TENSORBOARD, WANDB_RUN
 
+Table = Mapping[str, Any]  # a row of metrics.jsonl, or the options of a run
+
 _PROJECT = "vigpipe"  # the name that W&B and MLflow group runs by, unless the environment has one
 _SECONDS_BETWEEN_REQUESTS = 5
 _MOST_SECONDS_AT_END = 60
@@ -35,7 +37,7 @@ _COUNTED = ("step", "epoch", PARTIAL_BATCH, FULL_BATCH, *SHARES)
 class Tracker(Protocol):
     """Something that is told what metrics.jsonl is told."""
 
-    def add(self, row: Mapping[str, Any], step: int) -> None:
+    def add(self, row: Table, step: int) -> None:
         """Take a row of metrics.jsonl, written when `step` optimizer steps were done."""
         ...
 
@@ -54,9 +56,7 @@ def check_tracker(name: Track | None) -> None:
         )
 
 
-def open_tracker(
-    name: Track, folder: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
-) -> Tracker:
+def open_tracker(name: Track, folder: Path, config: Table, rows: Sequence[Table]) -> Tracker:
     """Open a tracker for a run, which goes on from some rows unless it is new.
 
     Raises:
@@ -70,7 +70,7 @@ def open_tracker(
         raise InputError(f"--track {name}: cannot begin ({escaped(why)})") from error
 
 
-def _named(row: Mapping[str, Any]) -> dict[str, float]:
+def _named(row: Table) -> dict[str, float]:
     """Return the numbers of a row with names such as train/loss, test/top1, validation/accuracy."""
     if "event" in row:
         return {}
@@ -84,7 +84,7 @@ def _named(row: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(row: Table) -> dict[str, Any]:
     """Return a row with the names of its inner tables in front of theirs: validation_ema_top1."""
     flat = {key: value for key, value in row.items() if not isinstance(value, Mapping)}
     return flat | {
@@ -110,9 +110,7 @@ def _columns(unit: str) -> tuple[str, ...]:
 class _Csv:
     """metrics.csv in the run's folder: all rows, a column for every name."""
 
-    def __init__(
-        self, folder: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
-    ) -> None:
+    def __init__(self, folder: Path, config: Table, rows: Sequence[Table]) -> None:
         self._file = (folder / METRICS_TABLE).open("w", encoding="utf-8", newline="")
         unit = "nodes" if MODEL_DEFAULTS[config["model"]].job == "graph" else "images"
         self._writer = csv.DictWriter(self._file, _columns(unit), extrasaction="ignore")
@@ -122,7 +120,7 @@ class _Csv:
             step = row.get("step", step)
             self.add(row, step)
 
-    def add(self, row: Mapping[str, Any], step: int) -> None:
+    def add(self, row: Table, step: int) -> None:
         self._writer.writerow({"step": step} | _flat(row))
         self._file.flush()
 
@@ -133,9 +131,7 @@ class _Csv:
 class _TensorBoard:
     """Event files in the run's folder, for `tensorboard --logdir runs`."""
 
-    def __init__(
-        self, folder: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
-    ) -> None:
+    def __init__(self, folder: Path, config: Table, rows: Sequence[Table]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         done = max((row.get("step", 0) for row in rows), default=0)
@@ -144,7 +140,7 @@ class _TensorBoard:
         options = "\n".join(f"    {name} = {value!r}" for name, value in config.items())
         self._writer.add_text("options", options, done)
 
-    def add(self, row: Mapping[str, Any], step: int) -> None:
+    def add(self, row: Table, step: int) -> None:
         for name, value in _named(row).items():
             self._writer.add_scalar(name, value, step)
         if "event" in row:
@@ -157,9 +153,7 @@ class _TensorBoard:
 class _Wandb:
     """A run of Weights & Biases; WANDB_PROJECT, WANDB_MODE and the like hold as anywhere."""
 
-    def __init__(
-        self, folder: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
-    ) -> None:
+    def __init__(self, folder: Path, config: Table, rows: Sequence[Table]) -> None:
         import wandb  # pyright: ignore[reportMissingImports]
 
         name = _kept(folder / WANDB_RUN, rows) or _keep(folder / WANDB_RUN, uuid4().hex[:8])
@@ -174,7 +168,7 @@ class _Wandb:
         # As an axis, not as wandb's own step: that one refuses to go back after a resumption.
         self._run.define_metric("*", step_metric="step")
 
-    def add(self, row: Mapping[str, Any], step: int) -> None:
+    def add(self, row: Table, step: int) -> None:
         if "event" in row:
             self._run.log({"step": step, f"event/{row['event']}": row["message"]})
         else:
@@ -187,9 +181,7 @@ class _Wandb:
 class _Mlflow:
     """A run on the server of MLFLOW_TRACKING_URI, in the experiment MLFLOW_EXPERIMENT_NAME."""
 
-    def __init__(
-        self, folder: Path, config: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
-    ) -> None:
+    def __init__(self, folder: Path, config: Table, rows: Sequence[Table]) -> None:
         from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
         from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
 
@@ -218,7 +210,7 @@ class _Mlflow:
         self._thread = threading.Thread(target=self._send, daemon=True)
         self._thread.start()
 
-    def add(self, row: Mapping[str, Any], step: int) -> None:
+    def add(self, row: Table, step: int) -> None:
         if self._error is not None:
             raise self._error
         now = time.time_ns() // 1_000_000
@@ -255,7 +247,7 @@ class _Mlflow:
             self._error = error
 
 
-def _kept(path: Path, rows: Sequence[Mapping[str, Any]]) -> str:
+def _kept(path: Path, rows: Sequence[Table]) -> str:
     """Return the name under which the tracker knows an earlier run that goes on; empty if none."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         return path.read_text(encoding="ascii").strip() if rows else ""
