@@ -296,6 +296,7 @@ def test_one_rank_alone_makes_what_was_saved_into_a_checkpoint(whole, tmp_path, 
     """Two that share a batch did so at once, and each removed what the other one had begun."""
     rank_state = make_rank_state(make_job(replace(SMALL, resume="auto")), 0, CPU)
     rank_state.mesh.shards.size, rank_state.mesh.shards.place = 2, 1
+    rank_state.mesh = replace(rank_state.mesh, rank=1)
     monkeypatch.setattr("vigpipe.checkpoint.resume.broadcast_value", lambda value, _: value)
     monkeypatch.setattr("vigpipe.checkpoint.resume.salvage", lambda folder: pytest.fail("salvaged"))
     assert resume(rank_state, whole, lambda text: None) is None

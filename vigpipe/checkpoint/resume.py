@@ -66,7 +66,8 @@ def _check_options(
     # An older vigpipe lacked options that now have a default; what it did is that default.
     now, before = as_toml(run.config), as_toml(TrainConfig()) | dict(before)
     for options in (now, before):
-        if options.get("halo") == "exact":  # This is the default, and one rank may not say so.
+        # A run without --halo is exact too, and a single rank may not give the option.
+        if options.get("halo") == "exact":
             del options["halo"]
     for name in sorted((now.keys() | before.keys()) - may_differ):
         if now.get(name) != before.get(name):
@@ -108,8 +109,8 @@ def resume(rank_state: "RankState", folder: Path, log: Callable[[str], None]) ->
     """Put the checkpoint that --resume asks for into a rank's state; all ranks call this together.
 
     Rank 0 chooses the checkpoint and verifies every byte of it; the other ranks read the same files
-    and trust its verdict. The state is newly made. Its manifest is returned; None if the run starts
-    from the beginning.
+    and trust its verdict. The state must be newly made. The manifest of the checkpoint is returned;
+    None if the run starts from the beginning.
 
     Raises:
         InputError: there is no intact checkpoint of this run.
