@@ -64,10 +64,7 @@ class Shards:
 
     def slices(self, num: int) -> list[slice]:
         """Return the rows or channels of each rank, of so many in all; a rank's are consecutive."""
-        ends = [0]
-        for count in self.counts(num):
-            ends.append(ends[-1] + count)
-        return [slice(*pair) for pair in itertools.pairwise(ends)]
+        return _consecutive(self.counts(num))
 
     def own(self, num: int) -> slice:
         """Return this rank's rows or channels, of so many in all."""
@@ -131,11 +128,9 @@ class Shards:
 
     def gathered(self, rows: Tensor, counts: Sequence[int], what: str) -> Tensor:
         """Return the rows of all ranks, one after the other: (counts[place], ...) -> (n, ...)."""
-        shape = sum(counts), *rows.shape[1:]
-        firsts = [sum(counts[:place]) for place in range(self.size)]
-        own = [(slice(first, first + n),) for first, n in zip(firsts, counts, strict=True)]
-        fill = copies_of(lambda to: rows)
-        return self.exchange(Gifts(fill, [shape] * self.size, lambda of, to: own[of], rows), what)
+        shape, entries = (sum(counts), *rows.shape[1:]), _consecutive(counts)
+        fill, shapes = copies_of(lambda to: rows), [shape] * self.size
+        return self.exchange(Gifts(fill, shapes, lambda of, to: (entries[of],), rows), what)
 
     def total(self, values: Tensor, what: str) -> Tensor:
         """Return the sum of what all ranks have, of one shape, with the same bits on all."""
@@ -199,6 +194,12 @@ def copies_of(source: Callable[[int], Tensor]) -> Fill:
             block.copy_(source(to))
 
     return fill
+
+
+def _consecutive(counts: Sequence[int]) -> list[slice]:
+    """Return slices of these lengths, each of which begins where the one before it ends."""
+    ends = itertools.accumulate(counts, initial=0)
+    return [slice(*pair) for pair in itertools.pairwise(ends)]
 
 
 def _block_shape(shape: tuple[int, ...], index: Index) -> tuple[int, ...]:
