@@ -63,7 +63,8 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         FloatingPointError: a step is not finite, and --on-nan is stop or has not helped.
     """
     training = Training(run, rank, device, folder)
-    if FOLDER_VARIABLE in os.environ:  # The launcher may keep the others from now on.
+    if FOLDER_VARIABLE in os.environ:
+        # If this rank dies from now on, its launcher may keep the others.
         note_met(Path(os.environ[FOLDER_VARIABLE]), rank)
     try:
         with training.reporter:

@@ -88,8 +88,8 @@ class Checkpoints:
     def is_best(self, scores: Scores) -> bool:
         """Whether an evaluation is the best so far, so that its checkpoint is to be kept.
 
-        The ranks that have evaluated call this together, after every evaluation that follows the
-        last step, and all of them come to the same.
+        The ranks that have evaluated call this together, after every evaluation, and all of them
+        come to the same.
         """
         by, peers = self.rank_state.run.config.keep_best, self.rank_state.strategy.peers
         if by is None:
@@ -142,8 +142,8 @@ class Checkpoints:
     ) -> bool:
         """Save the whole state of this rank's stages after another rank was lost; see `save`.
 
-        If it takes steps of its own, `left_over` is what this replica knows of all. Whether there
-        was something to save, and it was written, is returned.
+        If it takes steps of its own, `left_over` is what this replica knows of all. Return whether
+        there was something to save, and it was written.
         """
         saver, rank_state = self._saver, self.rank_state
         if saver.own_file not in self._replica_of:

@@ -187,7 +187,7 @@ def _check_file_entry(path: Path, name: str, facts: object) -> None:
 
 
 def verify(checkpoint: Path) -> Manifest:
-    """Check every byte of a checkpoint against its manifest, and return that.
+    """Check every byte of a checkpoint against its manifest, and return the manifest.
 
     Raises:
         InputError: a file is missing, damaged or not the one the manifest lists; the file is named.

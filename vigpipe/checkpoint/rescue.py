@@ -54,12 +54,13 @@ def rescue(
     state: Mapping[str, Tensor],
     parcels: Sequence[Mapping[str, Any]] | None = None,
 ) -> bool:
-    """Write the state of this rank's stages; return whether all was written: the run ends anyway.
+    """Write the state of this rank's stages, and return whether that has succeeded.
 
-    The state is everything that the stages need, not only a replica's share of it. It is written
-    among the run's checkpoints; the files of the manifest are filled in here. The token is the
-    run's, as for `Saver`. The parcels have rows of the run's files that this rank has told of; they
-    are None if all replicas took every step together.
+    Errors are ignored, because the run ends anyway. The state is everything that the stages need,
+    not only a replica's share of it. It is written among the run's checkpoints; the files of the
+    manifest are filled in here. The token is the run's, as for `Saver`. The parcels have rows of
+    the run's files that this rank has told of; they are None if all replicas took every step
+    together.
     """
     step = "" if parcels is not None else f"{manifest.step:08d}-"
     place = folder / f"{PREFIX}{step}{token}"
@@ -77,7 +78,7 @@ def rescue(
 def salvage(run: Path) -> None:
     """Turn what ranks saved when they lost a peer into checkpoints, if every stage is there.
 
-    Call this only while no rank of the run, which has this folder, is running.
+    Call this with the folder of a run, and only while none of its ranks is running.
     """
     for place in sorted((run / CHECKPOINTS).glob(f"{PREFIX}*")):
         with contextlib.suppress(OSError, ValueError):  # also InputError

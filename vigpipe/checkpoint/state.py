@@ -85,8 +85,8 @@ def _old_residuals(names: Collection[str], rank_state: "RankState") -> dict[str,
     """Choose the residuals of a checkpoint that this replica goes on with; it adds them up.
 
     Of D replicas, replica r takes those of the old replicas r, r + D, r + 2 D ..., so that the sum
-    over all replicas stays what it was. The names of these terms are in the order of the old
-    replicas.
+    over all replicas stays what it was. Returned are the names of these terms, in the order of the
+    old replicas, by the name of the residual.
     """
     compressor, num_replicas = rank_state.replicas.compressor, rank_state.run.layout.num_replicas
     own = {} if compressor is None else compressor.residuals()

@@ -29,7 +29,7 @@ def open_job(config: "TrainConfig", left_out: "LeftOut" = frozenset()) -> "Job":
         InputError: there is no such data, or it does not fit the options.
     """
     if MODEL_DEFAULTS[config.model].job == "graph":
-        from vigpipe.graphs.job import open_graph_job  # It imports SciPy: not for images.
+        from vigpipe.graphs.job import open_graph_job  # It imports SciPy, which images do without.
 
         return open_graph_job(config)
     from vigpipe.data.job import open_images

@@ -53,7 +53,7 @@ class RunProgress:
         self._task = self._bar.add_task("", total=num_steps, completed=steps_done)
         self._started = self._begun = self._resumed = time.monotonic()
         self._last_step = steps_done
-        self._first_step: int | None = None  # How long the rest will take is told from here on.
+        self._first_step: int | None = None  # The steps after it tell how long the rest takes.
         self._num_rows, self._seconds = 0, 0.0
         self._epoch, self._num_losses, self._loss_sum = 0, 0, 0.0
 

@@ -147,7 +147,7 @@ def make_rank_state(
     With several ranks, the process group must exist, and all ranks call this together; except with
     a strategy that is given, which is for a rank that has no peers, whatever the layout is.
     `shards` then stands for the ranks that share its batch. By default the options name the
-    strategy; what each replica is to do again may be recorded.
+    strategy; with `recorded`, the replicas do again what they did.
     """
     layout, config = run.layout, run.config
     sync, on_gpu = sync_of(run, device), runs_ahead(device)

@@ -4,7 +4,7 @@ from collections import deque
 from statistics import median
 
 WINDOW = 20  # steps in a median: the first steps, and single slow reads, do not count
-LARGEST_SHARE = 0.2  # Waiting for less of a step, waiting included, is not worth a sentence.
+LARGEST_SHARE = 0.2  # A smaller share of a step, its waiting included, is not worth a sentence.
 LEAST_SECONDS = 0.005  # Waiting for less cannot be told apart from noise.
 
 
@@ -22,7 +22,10 @@ class SlowData:
         self._is_told = False
 
     def add(self, data_seconds: float, step_seconds: float) -> str | None:
-        """Take the times of one step, the slowest rank's wait for its batch first; warn once."""
+        """Take the times of one step; return a sentence, once, when the waiting for data is long.
+
+        `data_seconds` tells for how long the slowest rank waited for its batch.
+        """
         hidden = step_seconds if self._runs_ahead else 0.0
         self._recent.append((max(0.0, data_seconds - hidden), step_seconds))
         if self._is_told or len(self._recent) < WINDOW:

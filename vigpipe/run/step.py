@@ -119,9 +119,9 @@ def train_step(
 
 
 def apply_gradients(rank_state: RankState, pushed: Pushed) -> float:
-    """Take a step with the gradients of another replica, which are in place; return its rate.
+    """Take one optimizer step with the gradients of another replica, which are in place.
 
-    All ranks of the pipeline call this.
+    All ranks of the pipeline call this. The learning rate for the last layer is returned.
     """
     trained = rank_state.trained
     groups = trained.optimizer.param_groups

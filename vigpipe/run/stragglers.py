@@ -51,7 +51,8 @@ class Stragglers:
     def add(self, busy_seconds: Sequence[float]) -> list[Straggler]:
         """Take the times of one step, in rank order, and return the ranks that have become slow.
 
-        Those that were reported before and have not recovered are not among them.
+        The times are those of forwards and backwards. Ranks that were reported before and have not
+        recovered are not returned.
         """
         if self.layout.world_size == 1:
             return []

@@ -150,7 +150,7 @@ def _lr_schedule(run: Run, optimizer: torch.optim.Optimizer) -> Any:  # noqa: AN
     # timm counts epochs; an "epoch" of one update makes it count optimizer steps.
     config = run.config
     warmup = (config.warmup_epochs or 0) * run.steps_per_epoch
-    warmup = -(-warmup // run.num_subnetworks)  # All of them together take the epochs.
+    warmup = -(-warmup // run.num_subnetworks)  # Sub-networks share the epochs of the warm-up.
     warmup = min(warmup, run.num_steps // 2)
     schedule, _ = create_scheduler_v2(
         optimizer,
