@@ -90,9 +90,10 @@ def run_alone(schedule, num_ranks, virtual_stages, num_microbatches, rank):
 def test_orders_are_those_of_torch(schedule):
     chosen = [degrees for degrees in DEGREES if degrees[0] == schedule]
     assert len(chosen) > 10
-    for degrees in chosen:
-        for rank, own in enumerate(orders(*degrees)):
-            assert list(own) == run_alone(*degrees, rank)
+    for _, size, virtual_stages, num_microbatches in chosen:
+        degrees = size, virtual_stages, num_microbatches
+        for rank, own in enumerate(orders(schedule, *degrees)):
+            assert list(own) == run_alone(schedule, *degrees, rank)
 
 
 def test_the_pictures_at_the_top_of_the_file():

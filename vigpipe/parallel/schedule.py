@@ -26,9 +26,6 @@ from vigpipe.parallel.step_graph import Record, Send, StepGraph
 from vigpipe.schedules import messages_ahead, rule_of
 from vigpipe.spans import Kind
 
-if TYPE_CHECKING:
-    from vigpipe.parallel.batch import ReplicaBatch
-
 ROWS_AT_ONCE = 1 << 14  # A large input is taken layer by layer, so many rows at a time.
 LONG_WAIT_SECONDS = 600.0  # Another stage computes whole layers of it meanwhile.
 

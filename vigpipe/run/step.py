@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.launch.device import ToHost
 from vigpipe.parallel.abort import abort_collectives
 from vigpipe.parallel.agreement import (
