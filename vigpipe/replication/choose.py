@@ -1,18 +1,24 @@
 """Make the strategy that the options name."""
 
 from collections.abc import Callable, Sequence
+from pkgutil import resolve_name
 
 from vigpipe.config.options import TrainConfig
 from vigpipe.replication.course import Course
-from vigpipe.replication.gossip import Gossip
 from vigpipe.replication.own_steps import OwnSteps, Weights
-from vigpipe.replication.periodic import Periodic
 from vigpipe.replication.place import Place
 from vigpipe.replication.record import Recorded
-from vigpipe.replication.server import Server, Worker
+from vigpipe.replication.server import Server
 from vigpipe.replication.subnetworks.rows import Wide
 from vigpipe.replication.subnetworks.strategy import Subnetworks
 from vigpipe.replication.synchronous import Synchronous
+
+# Where the others are, whose replicas take steps of their own.
+_OWN_STEPS = {
+    "periodic": "periodic:Periodic",
+    "gossip": "gossip:Gossip",
+    "server": "server:Worker",
+}
 
 
 def make_strategy(
@@ -27,16 +33,12 @@ def make_strategy(
 
     With `recorded`, each replica does that again. Only sub-networks need `describe_wide`.
     """
-    match options.strategy:
-        case "synchronous":
-            return Synchronous(course, place.of_team, place.peers)
-        case "periodic":
-            return Periodic(options, course, place, weights, recorded)
-        case "gossip":
-            return Gossip(options, course, place, weights, recorded)
-        case "server":
-            role = Server if place.is_server else Worker
-            return role(options, course, place, weights, recorded)
-        case "subnetworks":
-            assert describe_wide is not None
-            return Subnetworks(options, course, place, weights, recorded, describe_wide())
+    if options.strategy == "synchronous":
+        return Synchronous(course, place.of_team, place.peers)
+    own = options, course, place, weights, recorded
+    if options.strategy == "subnetworks":
+        assert describe_wide is not None
+        return Subnetworks(*own, describe_wide())
+    if place.is_server:
+        return Server(*own)
+    return resolve_name(f"{__package__}.{_OWN_STEPS[options.strategy]}")(*own)
