@@ -275,9 +275,9 @@ class Training(Loop):
             self._take_over()
         self._tell_lost()
         accounts = None
-        if state.own_steps is not None:
+        if (own_steps := state.own_steps) is not None:
             self._settle(left)
-            accounts = gather_accounts(state, share=state.own_steps.company.share)
+            accounts = gather_accounts(state, own_steps.account(), own_steps.company.share)
         elif self._scores is None:  # the checkpoint was of the last step
             self._scores = evaluate_all(state)
         counted = accounts, gather_compression(state), gather_sent(state)

@@ -111,10 +111,10 @@ def gather_sent(rank_state: RankState) -> dict[str, int] | None:
 
 def gather_accounts(
     rank_state: RankState,
-    own: Mapping[str, float] | None = None,
+    own: Mapping[str, Any],
     share: Callable[[Any], dict[int, Any]] | None = None,
 ) -> list[list[dict[str, Any]]]:
-    """Gather what all ranks have counted, by default since they began; all of them call this.
+    """Gather what all ranks have counted; all of them call this with their own counts.
 
     `share` returns the values of all ranks that are left; by default all are.
 
@@ -123,9 +123,6 @@ def gather_accounts(
         of a replica that was lost. Those of a server come last.
     """
     layout = rank_state.run.layout
-    if own is None:
-        assert rank_state.own_steps is not None
-        own = rank_state.own_steps.account()
     own = {**own, "peak_bytes": peak_bytes(rank_state.device)}
     if share is None:
         by_rank = dict(enumerate(all_gather_values(own, layout.world_size)))
