@@ -1,6 +1,5 @@
 """What a training run is refused for before its ranks start, or meet."""
 
-import os
 from pathlib import Path
 
 from vigpipe.checkpoint.manifest import checkpoints_at, list_checkpoints, read_manifest
@@ -9,18 +8,16 @@ from vigpipe.config.replication import balances_parts
 from vigpipe.errors import InputError
 from vigpipe.run.events import read_events
 from vigpipe.run.facts import Run
-from vigpipe.run.stop_and_save import parse_stop_before
 
 
 def check_training(run: Run, num_threads: int) -> None:
-    """Check what the files of earlier runs, and the clock, say against a training run.
+    """Check what the files of earlier runs say against a training run.
 
     The ranks, each of which will have so many threads, look at them once more, each byte included.
 
     Raises:
-        InputError: --stop-before, --replay or --resume cannot be followed.
+        InputError: --replay or --resume cannot be followed.
     """
-    parse_stop_before(run.config.stop_before, os.environ)
     if run.config.replay is not None:
         check_same_options(run.config.replay, run)
     if run.config.skip_bad_images:

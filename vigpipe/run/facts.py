@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vigpipe.config.check_job import check_job
-from vigpipe.config.options import TrainConfig, check_numbers, with_model_defaults
-from vigpipe.config.replication import with_replication_defaults
+from vigpipe.config.options import TrainConfig
+from vigpipe.config.resolve import resolved
 from vigpipe.errors import InputError
 from vigpipe.job.fill import Fill
 from vigpipe.job.job import Job
@@ -222,10 +221,8 @@ def prepare(
         InputError: an option is unknown, missing or out of range, or options contradict one
             another, the data or the model.
     """
-    check_numbers(config)
+    config = resolved(config)
     check_tracker(config.track)
-    check_job(config)
-    config = with_replication_defaults(with_model_defaults(config))
     job = open_job(config, left_out)
     config = job.config
     if config.final == "best" and not any("validation" in splits for splits in job.passes):

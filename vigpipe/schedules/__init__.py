@@ -14,6 +14,7 @@ With two virtual stages, rank 0 holds stages 0 and 2 (F2.1: forward of micro-bat
 """
 
 import math
+from functools import cache
 from pkgutil import resolve_name
 from typing import Literal, get_args
 
@@ -30,6 +31,7 @@ _RULES: dict[Schedule, str] = {
 Orders = tuple[tuple[Action, ...], ...]  # the actions of each rank of a pipeline, by pipeline_rank
 
 
+@cache
 def rule_of(schedule: Schedule) -> Rule:
     """Return what there is to know of a schedule."""
     return resolve_name(f"{__name__}.{_RULES[schedule]}")
