@@ -33,7 +33,7 @@ from vigpipe.launch.device import peak_bytes
 from vigpipe.launch.environment import Launch
 from vigpipe.launch.rendezvous import init_process_group
 from vigpipe.parallel.batch import ReplicaBatch
-from vigpipe.parallel.gradients import Replicas, gather_vectors
+from vigpipe.parallel.gradients import GradientReducer, gather_vectors
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import even_plan
 from vigpipe.parallel.schedule import Pipeline
@@ -227,10 +227,10 @@ class _EmulatedRank:
             StageModule(m, case.microbatch_size, IMAGE_SHAPE, torch.float32) for m in self.models
         ]
         num_microbatches = layout.num_microbatches
-        self.replicas = Replicas(stage_modules, replica_group, num_microbatches, options.sync)
+        self.reducer = GradientReducer(stage_modules, replica_group, num_microbatches, options.sync)
         self.pipeline = Pipeline(
             stage_modules,
-            self.replicas.modules,
+            self.reducer.modules,
             stage_indices,
             layout,
             DEVICE,
@@ -261,14 +261,14 @@ class _EmulatedRank:
         start = time.perf_counter()
         self.pipeline.train_step(self.batch)
         drained = time.perf_counter()
-        self.replicas.gradients.reduce()
+        self.reducer.gradients.reduce()
         return drained - start, time.perf_counter() - drained
 
     def timed_step(self, repeat: int) -> Step:
         """Run a step and gather the times of all its ranks."""
         for model in self.models:
             model.late_seconds.clear()
-        self.replicas.gradients.clear()
+        self.reducer.gradients.clear()
         if self.world_group is not None:
             dist.barrier(self.world_group)
         cpu_before = time.process_time()

@@ -365,4 +365,4 @@ def has_copies(rank_state: RankState) -> bool:
     """
     layout = rank_state.run.layout
     is_alone = layout.num_replicas * layout.num_shards == 1
-    return not is_alone and rank_state.own_steps is None and rank_state.replicas.compressor is None
+    return not is_alone and rank_state.own_steps is None and rank_state.reducer.compressor is None

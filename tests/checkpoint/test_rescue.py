@@ -122,7 +122,7 @@ def test_replicas_that_have_left_out_different_numbers_are_not_rescued(compresso
     """What the lost one had left out is known to nobody."""
     state: Any = SimpleNamespace(
         own_steps=None,
-        replicas=SimpleNamespace(compressor=compressor),
+        reducer=SimpleNamespace(compressor=compressor),
         run=SimpleNamespace(layout=Layout(num_replicas=2)),
     )
     assert training.has_copies(state) == saves

@@ -28,7 +28,7 @@ class Compressor:
 def rank_state(replica_index: int, num_replicas: int) -> Any:
     return SimpleNamespace(
         mesh=SimpleNamespace(replica_index=replica_index, shards=Shards()),
-        replicas=SimpleNamespace(compressor=Compressor() if num_replicas > 1 else None),
+        reducer=SimpleNamespace(compressor=Compressor() if num_replicas > 1 else None),
         run=SimpleNamespace(layout=Layout(num_replicas=num_replicas)),
     )
 
@@ -56,8 +56,8 @@ def test_other_replicas_take_over_what_was_left_out_and_its_sum_stays(before, no
     for replica in range(now):
         state = rank_state(replica, now)
         _restore_compressor(state, saved, "here")
-        assert state.replicas.compressor.residual.tolist() == expected[replica]
-        assert state.replicas.compressor.q.tolist() == [7.0] * 3
+        assert state.reducer.compressor.residual.tolist() == expected[replica]
+        assert state.reducer.compressor.q.tolist() == [7.0] * 3
     assert _old_residuals(saved, rank_state(0, 1)) == {}
 
 

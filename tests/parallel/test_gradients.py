@@ -19,8 +19,8 @@ def test_the_gradient_of_a_single_micro_batch_is_its_sum_in_any_precision(
     model.register_parameter("unused", nn.Parameter(torch.ones(2, dtype=dtype)))
     x = torch.randn(4, 5, dtype=dtype)
     models = [model, copy.deepcopy(model)]
-    lean = Replicas([models[0]], None, num_microbatches=1)
-    double = Replicas([models[1]], None, num_microbatches=2)
+    lean = GradientReducer([models[0]], None, num_microbatches=1)
+    double = GradientReducer([models[1]], None, num_microbatches=2)
     assert isinstance(lean.gradients, FlatGradients)
     for _ in range(2):  # the second time over the first
         for replicas, own in zip((lean, double), models, strict=True):

@@ -167,7 +167,7 @@ def train_in(folder: Path, rank: int, world_size: int, name: str, config: TrainC
         if rank_state.run.config.on_nan == "skip" and is_bad and batch.inputs is not None:
             batch.inputs.fill_(torch.nan)
         step = train_step(rank_state, batch, status)
-        if rank_state.replicas.compressor is not None:
+        if rank_state.reducer.compressor is not None:
             assert_replicas_are_equal(rank_state)
         return step
 
@@ -185,7 +185,7 @@ def train_in(folder: Path, rank: int, world_size: int, name: str, config: TrainC
 def assert_replicas_are_equal(rank_state: RankState) -> None:
     """Each replica makes its gradients out of what all have sent."""
     own = torch.cat([p.detach().flatten() for p in rank_state.trained.parameters().values()])
-    of_all = rank_state.replicas.gather(own)
+    of_all = rank_state.reducer.gather(own)
     assert all(torch.equal(of_one, own) for of_one in of_all)
 
 

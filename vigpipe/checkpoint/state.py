@@ -51,8 +51,8 @@ def named_tensors(rank_state: "RankState") -> dict[str, Tensor]:
             tensors[f"optimizer/{kind}/{name}"] = tensor
     if rank_state.pipeline.has_last:  # all stages have the same, and one of them keeps it
         tensors |= _loss_scale_tensors(trained)
-    if rank_state.replicas.compressor is not None:
-        tensors |= rank_state.replicas.compressor.memory()
+    if rank_state.reducer.compressor is not None:
+        tensors |= rank_state.reducer.compressor.memory()
     return tensors
 
 
@@ -74,7 +74,7 @@ def residuals(rank_state: "RankState") -> dict[str, Tensor]:
     Their names tell which replica it is. Replicas with steps of their own have residuals among all
     that is theirs, see `named_tensors`.
     """
-    compressor = rank_state.replicas.compressor
+    compressor = rank_state.reducer.compressor
     if compressor is None or rank_state.mesh.shards.place > 0:  # the others have the same
         return {}
     prefix = replica_prefix(rank_state.mesh.replica_index)
@@ -88,7 +88,7 @@ def _old_residuals(names: Collection[str], rank_state: "RankState") -> dict[str,
     over all replicas stays what it was. Returned are the names of these terms, in the order of the
     old replicas, by the name of the residual.
     """
-    compressor, num_replicas = rank_state.replicas.compressor, rank_state.run.layout.num_replicas
+    compressor, num_replicas = rank_state.reducer.compressor, rank_state.run.layout.num_replicas
     own = {} if compressor is None else compressor.residuals()
     found: dict[str, dict[int, str]] = {}
     for name in names:
@@ -137,14 +137,14 @@ def needed_tensors(rank_state: "RankState", available: Collection[str]) -> list[
         if name.startswith("optimizer/") and name.split("/", 2)[-1] in parameters
     }
     names |= set(chain.from_iterable(_old_residuals(available, rank_state).values()))
-    if rank_state.replicas.compressor is not None:
-        names |= rank_state.replicas.compressor.memory().keys() & set(available)
+    if rank_state.reducer.compressor is not None:
+        names |= rank_state.reducer.compressor.memory().keys() & set(available)
     return sorted(names)
 
 
 def _restore_compressor(rank_state: "RankState", tensors: Mapping[str, Tensor], where: str) -> None:
     """Go on with what was left out of earlier sums; a checkpoint of one replica has nothing."""
-    compressor = rank_state.replicas.compressor
+    compressor = rank_state.reducer.compressor
     if compressor is None:
         return
     memory = compressor.memory()

@@ -328,9 +328,9 @@ class Model:
         """
         batch, state = self.batch(item), self.state
         state.trained.follow_schedule(batch.step)
-        state.replicas.gradients.clear()
+        state.reducer.gradients.clear()
         state.pipeline.train_step(batch)
-        state.replicas.gradients.reduce()
+        state.reducer.gradients.reduce()
         gradients = [p.grad for p in state.trained.parameters().values() if p.grad is not None]
         if state.trained.loss_scale is not None:
             state.trained.loss_scale.unscale(gradients)

@@ -131,7 +131,7 @@ def predict(rank_state: RankState, paths: Sequence[Path]) -> Iterator[Prediction
             continue
         probabilities, labels = most_likely(logits)  # (M * microbatch_size, 5)
         flat = torch.stack((probabilities, labels.double())).flatten()
-        by_replica = rank_state.replicas.gather(flat).unflatten(1, (2, *labels.shape)).cpu()
+        by_replica = rank_state.reducer.gather(flat).unflatten(1, (2, *labels.shape)).cpu()
         for replica_index, (likely, label) in enumerate(by_replica):
             real = job.share(run.layout, replica_index).positions(batch.num_samples) >= 0
             for p, i in zip(likely[real].tolist(), label[real].int().tolist(), strict=True):

@@ -234,7 +234,7 @@ class DDPGradients:
         return work.get_future().then(lambda future: future.value()[0])
 
 
-class Replicas:
+class GradientReducer:
     """The replicas of this rank's stages, and how their gradients are added up.
 
     Args:

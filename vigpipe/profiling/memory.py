@@ -91,7 +91,7 @@ def optimizer_bytes(rank_state: RankState) -> float:
     """Return the bytes of gradients, optimizer state and moving average per byte of weights."""
     weights = sum(p.numel() * p.element_size() for p in rank_state.trained.parameters().values())
     state = [v for values in rank_state.trained.optimizer.state.values() for v in values.values()]
-    buffers = [v for v in vars(rank_state.replicas.gradients).values() if isinstance(v, Tensor)]
+    buffers = [v for v in vars(rank_state.reducer.gradients).values() if isinstance(v, Tensor)]
     storages = {
         t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
         for t in (*state, *buffers)

@@ -141,7 +141,7 @@ class Rehearsal(Steps):
         state = self.state
         yield from (t for model in state.trained.models for t in model.state_dict().values())
         yield from (p.grad for p in state.trained.parameters().values() if p.grad is not None)
-        yield from _tensors_in(vars(state.replicas.gradients), set())
+        yield from _tensors_in(vars(state.reducer.gradients), set())
         yield from _tensors_in(list(state.trained.optimizer.state.values()), set())
         yield from _tensors_in((batch.inputs, batch.labels, batch.keys, batch.structures), set())
 

@@ -15,7 +15,7 @@ def find_anomaly(rank_state: RankState, batch: ReplicaBatch) -> str:
     """
     for model in rank_state.trained.models:
         model.set_detect_anomaly(True)
-    rank_state.replicas.gradients.clear()
+    rank_state.reducer.gradients.clear()
     with collected_anomalies() as own_messages:
         rank_state.pipeline.train_step(batch, eager=True)
     rank_state.trained.statistics.take()

@@ -14,7 +14,7 @@ from vigpipe.launch.device import record_graph, runs_ahead, send
 from vigpipe.model.gnn.columns import WideShare
 from vigpipe.model.regions import listening
 from vigpipe.parallel.counterparts import Counterparts
-from vigpipe.parallel.gradients import Replicas
+from vigpipe.parallel.gradients import GradientReducer
 from vigpipe.parallel.schedule import ROWS_AT_ONCE, Pipeline
 from vigpipe.parallel.shards import Shards
 from vigpipe.parallel.split import cut_stages
@@ -82,7 +82,7 @@ class RankState:
     strategy: Strategy
     feed: Feed
     pipeline: Pipeline
-    replicas: Replicas
+    reducer: GradientReducer
     scorers: Scorers
     merged: Merged | None
     leads: bool
@@ -161,7 +161,7 @@ def make_rank_state(
     compressor = None
     if config.strategy == "synchronous":
         compressor = make_compressor(config, Exchange(mesh.teammates), trained.parameters())
-    replicas = Replicas(
+    replicas = GradientReducer(
         trained.stage_modules,
         mesh.groups.summed,
         layout.num_microbatches,

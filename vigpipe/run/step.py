@@ -52,10 +52,10 @@ def train_step(
     config, peers, trained = rank_state.run.config, rank_state.strategy.peers, rank_state.trained
     rank_state.stopwatch.begin()
     trained.follow_schedule(batch.step)
-    rank_state.replicas.gradients.clear()
+    rank_state.reducer.gradients.clear()
     losses = rank_state.pipeline.train_step(batch)  # forward and backward of every micro-batch
     rank_state.enter("all-reduce")
-    rank_state.replicas.gradients.reduce()
+    rank_state.reducer.gradients.reduce()
     rank_state.enter("other")
     gradients = [p.grad for p in trained.parameters().values() if p.grad is not None]
     scale = trained.loss_scale
@@ -91,7 +91,7 @@ def train_step(
     if not rank_state.runs_ahead:
         all_finite = torch.full_like(is_finite, agreement.finite)
     is_taken = all_finite if may_take is None else may_take
-    rank_state.replicas.end_step(is_taken)
+    rank_state.reducer.end_step(is_taken)
     rank_state.enter("optimizer")
     if rank_state.runs_ahead:
         # The fused optimizers of torch read this number on the device: unless it is 0, they change
@@ -185,7 +185,7 @@ def settle_after_loss(rank_state: RankState) -> bool:
     """
     if not rank_state.runs_ahead:
         return True
-    abort_collectives((rank_state.mesh.pipeline_group, rank_state.replicas.group))
+    abort_collectives((rank_state.mesh.pipeline_group, rank_state.reducer.group))
     if not becomes_true(rank_state.has_open_step_come, SETTLE_SECONDS):
         return False
     step = rank_state.open_step
@@ -206,7 +206,7 @@ def _gather_loss_and_moments(
     num_microbatches = rank_state.run.layout.num_microbatches
     moments = rank_state.trained.statistics.take().flatten()
     own = moments if losses is None else torch.cat((moments, losses))
-    by_rank = rank_state.replicas.gather(own)  # (D * m, moments + M)
+    by_rank = rank_state.reducer.gather(own)  # (D * m, moments + M)
     # Ranks that share a batch have the same moments, those of all its rows.
     moments_by_replica = by_rank[:: rank_state.mesh.shards.size, : len(moments)].unflatten(
         1, (num_microbatches, 3, rank_state.trained.statistics.num_channels)

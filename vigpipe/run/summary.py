@@ -82,7 +82,7 @@ def gather_compression(rank_state: RankState) -> dict[str, Any] | None:
         The method, the number of sums since the start, the bytes of all of them, how many a ring
         would have sent instead, and the ratio of the two; None if gradients travel whole.
     """
-    compressor, layout = rank_state.replicas.compressor, rank_state.run.layout
+    compressor, layout = rank_state.reducer.compressor, rank_state.run.layout
     if compressor is None:
         return None
     by_rank = all_gather_values(compressor.account(), layout.world_size)[: layout.pipeline_size]
