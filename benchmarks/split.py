@@ -97,7 +97,7 @@ class Counted(NamedTuple):
 
 def _count(run: Run, split: Split, number: int) -> Row:
     """Count what each of m ranks sends and holds."""
-    ranks = [_count_rank(run, split, number, place) for place in range(number)]
+    ranks = [_count_rank(run, split, number, rank) for rank in range(number)]
     mean = sum(rank.rows if split == "halo" else rank.sources for rank in ranks) / number
     return Row(
         split,
@@ -109,10 +109,10 @@ def _count(run: Run, split: Split, number: int) -> Row:
     )
 
 
-def _count_rank(run: Run, split: Split, number: int, place: int) -> Counted:
+def _count_rank(run: Run, split: Split, number: int, rank: int) -> Counted:
     """Let a rank take its part in two steps, and count the second."""
     job = run.job.with_options(replace(run.config, shards=number, split=split))
-    layout, shards = Layout(num_shards=number), CountedShards(number, place)
+    layout, shards = Layout(num_shards=number), CountedShards(number, rank)
     feed = job.feed(
         layout, 0, torch.device("cpu"), run.dtype, has_first=True, has_last=True, shards=shards
     )
@@ -142,7 +142,7 @@ def _count_rank(run: Run, split: Split, number: int, place: int) -> Counted:
         spec = model.specs[0]
         rows, sources = shards.count(spec.grid[0]), shards.count(spec.channels)
     elif isinstance(edges := _structure(batch)[0], HaloEdges):
-        sources = edges.halo.length(place)
+        sources = edges.halo.length(rank)
     return Counted(shards.sent.total() - before, live.peak, rows, sources)
 
 

@@ -41,7 +41,7 @@ from vigpipe.replication.course import Course
 from vigpipe.replication.decisions import ALL
 from vigpipe.replication.feedback import make_method
 from vigpipe.replication.own_steps import OwnSteps, Weights
-from vigpipe.replication.place import Place
+from vigpipe.replication.position import Position
 from vigpipe.replication.strategy import Loop, Pushed, Strategy
 from vigpipe.run.folder import make_output_folder
 
@@ -184,31 +184,31 @@ def run_case(
         seed=repeat,
         **(WAYS | SERVED)[case.way],
     )
-    place = Place(
+    position = Position(
         team=rank,
-        of_team=0,
+        replica_in_team=0,
         team_size=1,
         is_server=rank == size,
-        is_first=True,
+        leads_team=True,
         rank=rank,
         peers=Peers(),
         num_ranks=num_members,
         num_teams=num_members,
-        between=Counterparts(group),
+        across_teams=Counterparts(group),
         open_store=lambda: dist.PrefixStore(token, dist.distributed_c10d._get_default_store()),  # pyright: ignore[reportPrivateImportUsage]
         timeout_seconds=SILENCE_SECONDS,
         num_moments=0,
         links=links,
     )
     course = Course(num_steps, steps_per_epoch=num_steps, evaluate_every=1, num_replicas=size)
-    strategy = make_strategy(with_replication_defaults(config), course, place, weights)
+    strategy = make_strategy(with_replication_defaults(config), course, position, weights)
     costs = item_seconds(case.machine, rank, size, options.seconds, repeat)
     dist.barrier()
     began = time.perf_counter()
     _work(strategy, weights, costs)
     seconds = time.perf_counter() - began
     assert isinstance(strategy, OwnSteps)
-    strategy.company.close()
+    strategy.membership.close()
     accounts = all_gather_values((seconds, dict(strategy.account())), num_ranks)
     return _run_of(case, options, repeat, accounts[:num_members])
 

@@ -9,7 +9,7 @@ GPipe on two stages and two micro-batches:
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, get_args
 
-Kind = Literal[
+SpanKind = Literal[
     "forward",  # of a micro-batch through a stage; on the last stage it includes the loss
     "backward",
     "wait input",  # waiting for the previous stage
@@ -20,9 +20,9 @@ Kind = Literal[
     "optimizer",  # the update of the weights
     "other",  # statistics of norms, clipping, moving averages, and the time between other kinds
 ]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-WAITING: tuple[Kind, ...] = ("wait input", "wait gradient", "wait end")
-COMPUTE: tuple[Kind, ...] = ("forward", "backward")
+KINDS: tuple[SpanKind, ...] = get_args(SpanKind)
+WAITING: tuple[SpanKind, ...] = ("wait input", "wait gradient", "wait end")
+COMPUTE: tuple[SpanKind, ...] = ("forward", "backward")
 
 
 class Span(NamedTuple):
@@ -38,7 +38,7 @@ class Span(NamedTuple):
     """
 
     rank: int
-    kind: Kind
+    kind: SpanKind
     start: float
     end: float
     stage: int = -1
@@ -65,9 +65,9 @@ def step_seconds(spans: Sequence[Span]) -> float:
     return max(span.end for span in spans) - min(span.start for span in spans)
 
 
-def seconds_by_kind(spans: Iterable[Span]) -> dict[Kind, float]:
+def seconds_by_kind(spans: Iterable[Span]) -> dict[SpanKind, float]:
     """Return the total seconds of every kind; kinds that do not occur have 0."""
-    totals: dict[Kind, float] = dict.fromkeys(KINDS, 0.0)
+    totals: dict[SpanKind, float] = dict.fromkeys(KINDS, 0.0)
     for span in spans:
         totals[span.kind] += span.seconds
     return totals

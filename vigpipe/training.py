@@ -103,8 +103,8 @@ class Training(Loop):
         before = {} if resumed is None else resumed.replicas
         reporter.begin(None if resumed is None else resumed.loss, before.get("metrics_bytes"))
         own_steps = state.own_steps
-        company = None if own_steps is None else own_steps.company
-        self._others = Others(company, state.strategy.peers, state.mesh.counterparts)
+        membership = None if own_steps is None else own_steps.membership
+        self._others = Others(membership, state.strategy.peers, state.mesh.counterparts)
         if reporter.record is not None:
             num_bytes = before.get("events_bytes")
             self._others.begin(reporter.record, lambda inbox: open_events(run, folder, num_bytes))
@@ -128,7 +128,7 @@ class Training(Loop):
                 self._take_steps()
             if self._save_and_stop.leaves:
                 return SAVED
-            if state.own_steps is None or not state.own_steps.company.has_left:
+            if state.own_steps is None or not state.own_steps.membership.has_left:
                 self._at_the_end = Kept(state)
                 with self._save_and_stop.patient():
                     self._others.together(self._finish)
@@ -200,20 +200,20 @@ class Training(Loop):
         """Tell that the gradients of a replica are not taken."""
         self.reporter.skip_pushed(replica, step)
 
-    def lead(self) -> None:
+    def take_over(self) -> None:
         """Write the run's files from now on, after the replicas that did so were lost."""
         with contextlib.suppress(StoreLostError):  # all hear of it next
-            self._take_over()
+            self._write_files()
 
-    def _take_over(self) -> None:
+    def _write_files(self) -> None:
         run, state, folder = self._run, self._state, self._folder
         _, of_team = run.layout.team_of(state.mesh.replica_index)
-        state.leads = of_team == 0
+        state.writes_files = of_team == 0
         if not state.is_writer:
             return
         with contextlib.suppress(InputError):  # one that is frozen may still hold it
             lock(folder)
-        self._checkpoints.lead()
+        self._checkpoints.take_over()
         self._others.begin(
             self.reporter.take_over(),
             lambda inbox: take_over_events(run, folder, inbox.noted.get("events_bytes")),
@@ -251,11 +251,11 @@ class Training(Loop):
             InputError: the checkpoint could not be written.
         """
         state, checkpoints = self._state, self._checkpoints
-        if self._others.heads() and not state.leads:
-            self._take_over()
+        if self._others.is_to_write() and not state.writes_files:
+            self._write_files()
         self._save()
         self.flush()
-        told = self._others.share([checkpoints.newest or 0, self._save_and_stop.why])
+        told = self._others.all_gather([checkpoints.newest or 0, self._save_and_stop.why])
         why = next((why for _, why in told if why), "a replica that is lost was asked to stop")
         if max(newest for newest, _ in told) != state.step:
             raise InputError(
@@ -271,13 +271,13 @@ class Training(Loop):
     def _finish(self, left: Counterparts) -> None:
         """Evaluate the weights that are kept, and write the results, with all that are left."""
         state, run, folder = self._state, self._run, self._folder
-        if self._others.heads() and not state.leads:
-            self._take_over()
+        if self._others.is_to_write() and not state.writes_files:
+            self._write_files()
         self._tell_lost()
         accounts = None
         if (own_steps := state.own_steps) is not None:
             self._settle(left)
-            accounts = gather_accounts(state, own_steps.account(), own_steps.company.share)
+            accounts = gather_accounts(state, own_steps.account(), own_steps.membership.all_gather)
         elif self._scores is None:  # the checkpoint was of the last step
             self._scores = evaluate_all(state)
         counted = accounts, gather_compression(state), gather_sent(state)
@@ -331,8 +331,8 @@ class Training(Loop):
         self._others.fail(is_own=not is_lost_peer(error) and not isinstance(error, WorkerError))
         state, own_steps = self._state, self._state.own_steps
         if isinstance(error, StoreLostError) and own_steps is not None:
-            if own_steps.company.outlives and self._save_without_store():
-                if state.pipeline.has_last and state.mesh.shards.place == 0:
+            if own_steps.membership.outlives and self._save_without_store():
+                if state.pipeline.has_last and state.mesh.shards.rank == 0:
                     team, _ = self._run.layout.team_of(state.mesh.replica_index)
                     who = "the server" if self._run.layout.has_server else f"replica {team}"
                     tell(f"{error}; {who} has saved what it has; go on with --resume auto")

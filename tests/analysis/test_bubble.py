@@ -13,14 +13,14 @@ from vigpipe.analysis.bubble import (
     predicted_spans,
 )
 from vigpipe.parallel.layout import Layout
-from vigpipe.spans import Kind, Span, by_rank, seconds_by_kind, step_seconds
+from vigpipe.spans import Span, SpanKind, by_rank, seconds_by_kind, step_seconds
 from vigpipe.timing.recorder import Phase, Row, Step
 
-Seconds = Callable[[Kind, int, int], float]  # of a kind, a stage and a micro-batch
+Seconds = Callable[[SpanKind, int, int], float]  # of a kind, a stage and a micro-batch
 GPIPE = Layout(2, 3)
 
 
-def equal(kind: Kind, stage: int, microbatch: int) -> float:
+def equal(kind: SpanKind, stage: int, microbatch: int) -> float:
     return 1.0 if kind == "forward" else 2.0
 
 

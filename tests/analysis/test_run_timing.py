@@ -33,7 +33,7 @@ from vigpipe.run.evaluation import evaluate
 from vigpipe.run.facts import Run, prepare
 from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.run.step import train_step
-from vigpipe.spans import COMPUTE, Kind
+from vigpipe.spans import COMPUTE, SpanKind
 from vigpipe.timing.boxes import COLOURS
 from vigpipe.timing.clock import read_clocks
 from vigpipe.timing.recorder import PHASES, Event, Row, Step
@@ -90,7 +90,7 @@ def checked(config: TrainConfig, answers: list[tuple[list[str], Timing | None]])
     return timing
 
 
-def assert_whole(step: Step, layout: Layout, rank: int, directions: Sequence[Kind]) -> None:
+def assert_whole(step: Step, layout: Layout, rank: int, directions: Sequence[SpanKind]) -> None:
     """No gap, no overlap; every stage and micro-batch once a direction; regions inside spans."""
     for before, after in pairwise(step.spans):
         assert before.end == pytest.approx(after.start, abs=1e-9)

@@ -295,7 +295,7 @@ def test_what_only_ranks_that_share_a_graph_have_is_not_asked_of_one_that_is_alo
 def test_one_rank_alone_makes_what_was_saved_into_a_checkpoint(whole, tmp_path, monkeypatch):
     """Two that share a batch did so at once, and each removed what the other one had begun."""
     rank_state = make_rank_state(make_job(replace(SMALL, resume="auto")), 0, CPU)
-    rank_state.mesh.shards.size, rank_state.mesh.shards.place = 2, 1
+    rank_state.mesh.shards.size, rank_state.mesh.shards.rank = 2, 1
     rank_state.mesh = replace(rank_state.mesh, rank=1)
     monkeypatch.setattr("vigpipe.checkpoint.resume.broadcast_value", lambda value, _: value)
     monkeypatch.setattr("vigpipe.checkpoint.resume.salvage", lambda folder: pytest.fail("salvaged"))

@@ -81,7 +81,7 @@ def trained(setup: Setup, shards: Shards):
         logits = model(images, sample_keys(0, step, torch.arange(B)))
         loss = F.cross_entropy(logits, labels)
         model.zero_grad()
-        (loss * (shards.place == 0)).backward()  # as with labels on the first rank only
+        (loss * (shards.rank == 0)).backward()  # as with labels on the first rank only
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None
             if shards.size > 1:

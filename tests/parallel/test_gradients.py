@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from vigpipe.parallel import gradients
-from vigpipe.parallel.gradients import CompressedGradients, FlatGradients, Replicas
+from vigpipe.parallel.gradients import CompressedGradients, FlatGradients, GradientReducer
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -74,17 +74,17 @@ def test_the_groups_agree_with_the_layout():
     """A team adds up by itself and meets the others place by place; shards add up with all."""
     for rank, found in enumerate(run_ranks(places_of, 4)):
         own, across = [[0, 1], [2, 3]][rank // 2], [[0, 2], [1, 3]][rank % 2]
-        of_team = {"teammates": own, "summed": own, "between": across, "team": own}
+        of_team = {"teammates": own, "summed": own, "across_teams": across, "team": own}
         members = {
             "pipelines": {"pipeline": own, "replicas": across}
             | {"teammates": across, "summed": across},
             "two replicas a team": {"replicas": [0, 1, 2, 3], **of_team},
-            "a pipeline a team": {"pipeline": own, "replicas": across, "between": across}
+            "a pipeline a team": {"pipeline": own, "replicas": across, "across_teams": across}
             | {"team": own},
             "shards": {"shards": own, "replicas": across, "teammates": across}
             | {"summed": [0, 1, 2, 3]},
             "shards in teams": {"shards": own, "summed": own, "team": own}
-            | {"replicas": across, "between": across},
+            | {"replicas": across, "across_teams": across},
         }
         for name, layout in OF_FOUR.items():
             replica, position, groups = found[name]

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from tests.world import run_ranks
 from vigpipe.parallel import shards as module
-from vigpipe.parallel.shards import Gifts, Shards, copies_of
+from vigpipe.parallel.shards import Contribution, Shards, copies_of
 from vigpipe.parallel.shared_memory import Pool, Window
 
 NUM_ROWS = 7  # not divisible by 3
@@ -47,7 +47,7 @@ def exchanged(rank, world_size, how):
         for dtype in TYPES:
             own = matrix(rank, dtype)
             columns = shards.exchange(
-                Gifts(
+                Contribution(
                     copies_of(lambda to, own=own: own[:, to : to + 1]),
                     [(5, world_size)] * world_size,
                     lambda of, to: (slice(None), slice(of, of + 1)),

@@ -24,7 +24,7 @@ class Together(Exchange):
 
     def gather(self, values: Tensor, partner: int = ALL) -> Tensor:
         of_all = torch.stack(self._meeting.shown(values.clone()))
-        return of_all if partner == ALL else of_all[sorted((self._meeting.place, partner))]
+        return of_all if partner == ALL else of_all[sorted((self._meeting.rank, partner))]
 
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [self.gather(tensor).double().sum(0).to(tensor.dtype) for tensor in tensors]
@@ -40,7 +40,7 @@ class Together(Exchange):
 
 def run_together(num_replicas: int, work: Callable[[Together, int], T]) -> list[T]:
     """Call work(exchange, replica) in a thread for each replica; return what they returned."""
-    return in_threads(num_replicas, lambda meeting: work(Together(meeting), meeting.place))
+    return in_threads(num_replicas, lambda meeting: work(Together(meeting), meeting.rank))
 
 
 def tensors_of(replica: int, step: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:

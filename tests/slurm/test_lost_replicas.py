@@ -41,15 +41,15 @@ runpy.run_module("vigpipe.train", run_name="__main__", alter_sys=True)
 # last that they do together.
 LATE = """
 import os, runpy, time
-from vigpipe.replication import company
-report = company._report
+from vigpipe.replication import membership
+report = membership._report
 def report_late(*arguments):
     steps = report(*arguments)
     yield next(steps, None)
     time.sleep(3)
     yield from steps
 if os.environ["SLURM_PROCID"] == "1":
-    company._report = report_late
+    membership._report = report_late
 runpy.run_module("vigpipe.train", run_name="__main__", alter_sys=True)
 """
 

@@ -8,7 +8,7 @@ from vigpipe.analysis.account import Account
 from vigpipe.parallel.layout import Layout
 from vigpipe.planning.simulate import StageCosts, simulate
 from vigpipe.schedules import orders
-from vigpipe.spans import COMPUTE, Kind, Span, step_seconds
+from vigpipe.spans import COMPUTE, Span, SpanKind, step_seconds
 from vigpipe.timing.recorder import Step
 
 
@@ -72,7 +72,7 @@ def ideal_bubble(layout: Layout) -> float:
     return (size - 1) / (layout.virtual_stages * num_microbatches + size - 1)
 
 
-Times = dict[Kind, list[list[float]]]  # seconds by kind, stage and micro-batch
+Times = dict[SpanKind, list[list[float]]]  # seconds by kind, stage and micro-batch
 
 
 def _times(steps: Mapping[int, Sequence[Step]], layout: Layout, replica: int) -> list[Times]:

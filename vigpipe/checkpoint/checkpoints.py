@@ -61,13 +61,13 @@ class Checkpoints:
         """Whether the replica was lost that would write a file of a checkpoint."""
         own_steps = self.rank_state.own_steps
         team, _ = self.rank_state.run.layout.team_of(self._replica_of[file])
-        return own_steps is not None and team in own_steps.company.lost()
+        return own_steps is not None and team in own_steps.membership.lost()
 
     @property
     def _copy(self) -> int:
         """Which copy of its stages this rank has: one that shares a batch has all of them."""
         shards = self.rank_state.mesh.shards
-        return self.rank_state.mesh.replica_index * shards.size + shards.place
+        return self.rank_state.mesh.replica_index * shards.size + shards.rank
 
     @property
     def folder(self) -> Path:
@@ -79,7 +79,7 @@ class Checkpoints:
         """Step of the newest checkpoint that this rank has completed; only the writer does."""
         return self._saver.newest
 
-    def lead(self) -> None:
+    def take_over(self) -> None:
         """Complete the checkpoints from now on, on the rank that writes the run's files."""
         self._saver.is_writer = True
         for checkpoint in list_checkpoints(self.folder)[:1]:

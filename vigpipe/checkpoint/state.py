@@ -75,7 +75,7 @@ def residuals(rank_state: "RankState") -> dict[str, Tensor]:
     that is theirs, see `named_tensors`.
     """
     compressor = rank_state.reducer.compressor
-    if compressor is None or rank_state.mesh.shards.place > 0:  # the others have the same
+    if compressor is None or rank_state.mesh.shards.rank > 0:  # the others have the same
         return {}
     prefix = replica_prefix(rank_state.mesh.replica_index)
     return {f"{prefix}{name}": tensor for name, tensor in compressor.residuals().items()}

@@ -39,7 +39,7 @@ def save_wide_weights(rank_state: "RankState", path: Path) -> None:
     dtypes = {name: dtype for of_stage in by_stage for name, dtype in of_stage.items()}
     specs = {name: (dtypes[name], tuple(shape)) for name, shape in shapes.items()}
     file = save_rows(path, specs, run.weights_metadata()) if rank_state.is_writer else nullcontext()
-    route = _Route(mesh, run.layout.pipeline_size - 1, rows.between.group)
+    route = _Route(mesh, run.layout.pipeline_size - 1, rows.across_teams.group)
     with file as targets:
         for stage, names in enumerate(by_stage):
             if mesh.pipeline_rank == stage or rank_state.is_writer:
@@ -50,9 +50,11 @@ def save_wide_weights(rank_state: "RankState", path: Path) -> None:
 class _Route:
     """How a tile comes from the rank that stores it to the one that writes."""
 
-    def __init__(self, mesh: "Mesh", last_stage: int, between: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self, mesh: "Mesh", last_stage: int, across_teams: dist.ProcessGroup | None
+    ) -> None:
         self._here = mesh.replica_index, mesh.pipeline_rank
-        self._between, self._pipeline = between, mesh.pipeline_group
+        self._across_teams, self._pipeline = across_teams, mesh.pipeline_group
         self._writer = 0, last_stage
 
     def begins_here(self, owner: int, stage: int) -> bool:
@@ -67,11 +69,11 @@ class _Route:
         tile, (_, last) = own, self._writer
         if self.begins_here(owner, stage) and owner > 0:
             assert own is not None
-            dist.send(own, group=self._between, group_dst=0)
+            dist.send(own, group=self._across_teams, group_dst=0)
         if self.begins_here(0, stage):
             if owner > 0:
                 tile = torch.empty_like(like, device="cpu")
-                dist.recv(tile, group=self._between, group_src=owner)
+                dist.recv(tile, group=self._across_teams, group_src=owner)
             if stage != last:
                 assert tile is not None
                 dist.send(tile, group=self._pipeline, group_dst=last)
@@ -89,7 +91,7 @@ def _collect(
     route: _Route,
     targets: Mapping[str, Tensor] | None,
 ) -> None:
-    slicing, num = rows.wide.slicing, rows.between.size
+    slicing, num = rows.wide.slicing, rows.across_teams.size
     (dtype, shape), owned = spec, slicing.owned(name)
     stored = rows.whole if owned is None else rows.stored
     for owner in range(1 if owned is None else num):

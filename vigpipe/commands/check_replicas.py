@@ -124,8 +124,8 @@ def train_recorded(rank_state: RankState) -> tuple[list[float], list[Recorded]]:
     for item in own_steps.items(0, is_evaluated=True, loop=loop):
         loop.losses += _take(rank_state, read_batch(rank_state, item))
     layout = rank_state.run.layout
-    events = all_events(own_steps.company, layout.world_size)
-    own_steps.company.close()
+    events = all_events(own_steps.membership, layout.world_size)
+    own_steps.membership.close()
     rank_state.feed.close()
     return loop.losses, collect(events, layout.num_teams)
 
@@ -160,7 +160,7 @@ def _train(rank_state: RankState) -> tuple[list[Kinds] | None, list[Recorded]]:
         last = layout.pipeline_size - 1
         rows = gather_named(dict(stored), rank_state.mesh.pipeline_group, last)
         own = None if own is None or rows is None else {**own, **stored_kinds(rows)}
-    if rank_state.mesh.shards.place > 0:  # of the ranks that share a replica's batch, one is enough
+    if rank_state.mesh.shards.rank > 0:  # of the ranks that share a replica's batch, one is enough
         own = None
     if own is None or layout.num_replicas == 1:
         return None if own is None else [own], recorded

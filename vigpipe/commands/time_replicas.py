@@ -59,8 +59,8 @@ def time_replicas(
     for item in own_steps.items(0, is_evaluated=True, loop=timed):
         timed.take(item)
     accounts = gather_accounts(rank_state, timed.account())
-    rows = all_events(own_steps.company, layout.world_size)
-    own_steps.company.close()
+    rows = all_events(own_steps.membership, layout.world_size)
+    own_steps.membership.close()
     if layout.has_server:
         rank_state.trained.copy_from(layout.writer, rank_state.mesh.counterparts)
     scores = evaluate(rank_state, ("test",), num_test_batches * run.batch_size)

@@ -17,7 +17,7 @@ VigModel = Literal[
 ]
 GnnModel = Literal["gcn", "sage", "gat", "gin", "gcn2"]
 Model = Literal[VigModel, GnnModel]
-Job = Literal["images", "graph"]  # what a model is for
+JobName = Literal["images", "graph"]  # what a model is for
 Norm = Literal["batch", "layer", "group"]
 GraphNorm = Literal["none", "batch", "layer"]
 Graph = Literal["grid", "knn"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Literal
 
-from vigpipe.config.choices import Job
+from vigpipe.config.choices import JobName
 
 # Whether a later run may have another value: never; if it goes on from a checkpoint; or also if it
 # does again, bit for bit, what an earlier one did (--replay).
@@ -50,7 +50,7 @@ class Facts:
     group: str
     short: bool = False
     bounds: tuple[float, float] | None = None
-    job: Job | None = None
+    job: JobName | None = None
     differs: Differs = "never"
     when: tuple[When, ...] = ()
     filled: Any = None

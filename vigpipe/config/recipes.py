@@ -6,7 +6,7 @@ from vigpipe.config.choices import (
     Decay,
     Features,
     GraphNorm,
-    Job,
+    JobName,
     LrSchedule,
     Norm,
     Optimizer,
@@ -45,7 +45,7 @@ class ModelDefaults:
     crop_pct: float = 1.0
     image_mean: float = 0.0
     image_std: float = 1.0
-    job: Job = "images"
+    job: JobName = "images"
     norm: Norm | GraphNorm = "batch"
     sampler: Sampler | None = None
     layers: int | None = None

@@ -151,7 +151,7 @@ class ImageFeed:
         self,
         splits: Sequence[str],
         num_pipelines: int | None = None,
-        place: int | None = None,
+        pipeline_index: int | None = None,
         most: int | None = None,
     ) -> Iterator[ReplicaBatch]:
         """Yield a pipeline's share of the images of one split, which are visited once, in order.
@@ -161,7 +161,7 @@ class ImageFeed:
         """
         (name,) = splits
         share, split = self._share, self._source.split(name)
-        index = share.replica_index if place is None else place
+        index = share.replica_index if pipeline_index is None else pipeline_index
         if num_pipelines is not None:
             share = share.among(num_pipelines)
         share = replace(share, replica_index=index)

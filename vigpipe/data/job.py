@@ -217,7 +217,7 @@ class ImageJob:
             mix=self._mix(),
             num_workers=config.workers,
             hang_seconds=config.timeout,
-            counts=shards is None or shards.place == 0,
+            counts=shards is None or shards.rank == 0,
         )
 
     def share_models(self, models: Sequence[StagedModel], shards: Shards) -> None:

@@ -48,7 +48,7 @@ class MergedImageModel:
         slicing, columns = self._share.slicing, self._share.columns
         found: list[Tensor] = []
         for first in range(0, len(items), columns.size):
-            number = first + columns.place
+            number = first + columns.rank
             if number < len(items):
                 self._pipeline.forward_only(read(items[number]))
             found.append(self._statistics.take())  # Zeros, if this rank had no batch.
@@ -60,6 +60,6 @@ class MergedImageModel:
             if dim is None:
                 self._share.whole[name].copy_(tensor)
             else:
-                entries = slicing.owned_entries(name, columns.size, columns.place)
+                entries = slicing.owned_entries(name, columns.size, columns.rank)
                 owned = tensor.index_select(dim, entries.to(tensor.device))
                 self._share.owned[name].copy_(owned)

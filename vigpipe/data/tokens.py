@@ -18,7 +18,7 @@ from vigpipe.job.shared_norm import shared_batch_norm, shared_group_norm
 from vigpipe.model.norm import BatchNorm, GroupNorm
 from vigpipe.model.position import Grid, pooled_grid
 from vigpipe.ops.plain import nearest, rows_of, unit_length
-from vigpipe.parallel.shards import Gifts, Shards, copies_of
+from vigpipe.parallel.shards import Contribution, Shards, copies_of
 from vigpipe.parallel.switch import all_rows, cut, to_columns, to_rows, total
 
 KNN, INDICES, ROWS, MEANS = "knn", "indices", "rows", "means"  # what is sent
@@ -73,7 +73,7 @@ class SplitNodes:
         rows = shards.slices(grid[0])
         # The nodes of every rank, and those of this one.
         self._owned = [slice(owned.start * width, owned.stop * width) for owned in rows]
-        self._own = self._owned[shards.place]
+        self._own = self._owned[shards.rank]
         self._num_candidates = prod(pooled_grid(grid, reduction))
 
     def nearest(
@@ -170,11 +170,11 @@ class SplitNodes:
         found: list[Tensor] = []
         first = self._own.start
         for pieces in self._pieces(len(x)):
-            mine = pieces[shards.place]
+            mine = pieces[shards.rank]
             shapes = [(shards.size, len(x), piece.stop - piece.start, sizes[1]) for piece in pieces]
             products = [(nodes[:, piece] @ others).unsqueeze(0) for piece in pieces]
-            gifts = Gifts(copies_of(products.__getitem__), shapes, _place_of, nodes)
-            nearness = 2 * shards.exchange(gifts, KNN).sum(0) - squares
+            contribution = Contribution(copies_of(products.__getitem__), shapes, _place_of, nodes)
+            nearness = 2 * shards.exchange(contribution, KNN).sum(0) - squares
             if bias is not None:
                 nearness = nearness - bias[:, mine.start - first : mine.stop - first]
             found.append(nearest(nearness, num))

@@ -91,7 +91,11 @@ class GraphFeed:
         )
 
     def test_batches(
-        self, splits: Sequence[str], num_pipelines: int, place: int, most: int | None = None
+        self,
+        splits: Sequence[str],
+        num_pipelines: int,
+        pipeline_index: int,
+        most: int | None = None,
     ) -> Iterator[ReplicaBatch]:
         """Yield the whole graph; see `vigpipe.job.feed.Feed`.
 
@@ -101,7 +105,7 @@ class GraphFeed:
         """
         graph, whole_graph = self._graph, self._whole
         labels = graph.labels if self._sharding.has_all else graph.labels[whole_graph.nodes]
-        counts, num_rows = self._has_last and place == 0, len(whole_graph.nodes)
+        counts, num_rows = self._has_last and pipeline_index == 0, len(whole_graph.nodes)
         inputs, structure = None, (whole_graph.edges,)
         is_kept = not self._sharding.has_all or "_all_features" in vars(self)
         if isinstance(graph.features, StoredRows) and not is_kept:

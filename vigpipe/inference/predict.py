@@ -118,7 +118,7 @@ def predict(rank_state: RankState, paths: Sequence[Path]) -> Iterator[Prediction
         InputError: an image cannot be read.
     """
     run, pipeline = rank_state.run, rank_state.pipeline
-    job, dtype = run.job, run.lowered_dtype or run.dtype
+    job, dtype = run.job, run.autocast_dtype or run.dtype
     assert isinstance(job, ImageJob)
     for model in rank_state.trained.models:
         if can_prepack(model, dtype):

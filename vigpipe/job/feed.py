@@ -31,9 +31,13 @@ class Feed(Protocol):
         ...
 
     def test_batches(
-        self, splits: Sequence[str], num_pipelines: int, place: int, most: int | None = None
+        self,
+        splits: Sequence[str],
+        num_pipelines: int,
+        pipeline_index: int,
+        most: int | None = None,
     ) -> Iterator[ReplicaBatch]:
-        """Yield the share of pipeline `place` of `num_pipelines` in the samples of some splits.
+        """Yield the share of one of `num_pipelines` pipelines in the samples of some splits.
 
         The splits are scored together, see `JobScores.passes`. At most the first `most` samples are
         taken; a job that scores samples together, as those of a graph, takes all of them.

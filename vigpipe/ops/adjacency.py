@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vigpipe.ops.transpose import is_symmetric, transpose, turned_edges
 
-Kind = Literal["ones", "mean", "gcn"]
+Weighting = Literal["ones", "mean", "gcn"]
 
 
 class Factors(NamedTuple):
@@ -73,8 +73,8 @@ class Adjacency:
         self.indptr, self.indices = indptr, indices
         self.num_targets, self.num_edges = len(indptr) - 1, len(indices)
         self.num_sources = self.num_targets if num_sources is None else num_sources
-        self._weights: dict[tuple[Kind, torch.dtype, bool], Tensor] = {}
-        self._factors: dict[tuple[Kind, torch.dtype], Factors] = {}
+        self._weights: dict[tuple[Weighting, torch.dtype, bool], Tensor] = {}
+        self._factors: dict[tuple[Weighting, torch.dtype], Factors] = {}
 
     @classmethod
     def unchecked(cls, indptr: Tensor, indices: Tensor, num_sources: int) -> "Adjacency":
@@ -136,51 +136,54 @@ class Adjacency:
         indices[positions] = self.indices
         return indptr, indices, positions
 
-    def weights(self, kind: Kind, dtype: torch.dtype, transposed: bool = False) -> Tensor:
+    def weights(self, weighting: Weighting, dtype: torch.dtype, transposed: bool = False) -> Tensor:
         """Return constant weights of all edges, (e,), computed in float64.
 
         Args:
-            kind: `ones`; `mean`, 1 / d_i for an edge that ends in node i, which has d_i edges that
-                end in it; `gcn`, 1 / sqrt(d_i d_j) for an edge from j to i, 0 where that is not
-                finite (Kipf & Welling 2017, arXiv:1609.02907, equation 2).
+            weighting: `ones`; `mean`, 1 / d_i for an edge that ends in node i, which has d_i edges
+                that end in it; `gcn`, 1 / sqrt(d_i d_j) for an edge from j to i, 0 where that is
+                not finite (Kipf & Welling 2017, arXiv:1609.02907, equation 2).
             dtype: type of the weights.
             transposed: in the order of the transposed graph's edges.
         """
-        key = (kind, dtype, transposed)
+        key = (weighting, dtype, transposed)
         if key not in self._weights:
             self._weights[key] = (
-                self.weights(kind, dtype)[self.turned_edges]
+                self.weights(weighting, dtype)[self.turned_edges]
                 if transposed
-                else self._weights_in_float64(kind).to(dtype)
+                else self._weights_in_float64(weighting).to(dtype)
             )
         return self._weights[key]
 
-    def _weights_in_float64(self, kind: Kind) -> Tensor:
-        of_sources, of_targets = self._factors_of_nodes(kind)
+    def _weights_in_float64(self, weighting: Weighting) -> Tensor:
+        of_sources, of_targets = self._factors_of_nodes(weighting)
         ones = torch.ones(self.num_edges, dtype=torch.float64, device=self.indptr.device)
         weights = ones if of_targets is None else of_targets[self.targets]
         return weights if of_sources is None else weights * of_sources[self.indices]
 
-    def factors(self, kind: Kind, dtype: torch.dtype, transposed: bool = False) -> Factors:
+    def factors(
+        self, weighting: Weighting, dtype: torch.dtype, transposed: bool = False
+    ) -> Factors:
         """Return factors whose product is the weight of an edge; see `weights`."""
         if self.has_edge_factors:
-            return Factors(of_edges=self.weights(kind, dtype, transposed))
-        key = (kind, dtype)
+            return Factors(of_edges=self.weights(weighting, dtype, transposed))
+        key = (weighting, dtype)
         if key not in self._factors:
             self._factors[key] = Factors(
-                None, *(None if t is None else t.to(dtype) for t in self._factors_of_nodes(kind))
+                None,
+                *(None if t is None else t.to(dtype) for t in self._factors_of_nodes(weighting)),
             )
         _, of_sources, of_targets = self._factors[key]
         return Factors(
             None, *((of_targets, of_sources) if transposed else (of_sources, of_targets))
         )
 
-    def _factors_of_nodes(self, kind: Kind) -> tuple[Tensor | None, Tensor | None]:
+    def _factors_of_nodes(self, weighting: Weighting) -> tuple[Tensor | None, Tensor | None]:
         """Return what a source and a target multiply by, in float64."""
-        if kind == "ones":
+        if weighting == "ones":
             return None, None
         degrees = self._degrees.double()
-        if kind == "mean":
+        if weighting == "mean":
             return None, degrees.reciprocal().masked_fill_(degrees == 0, 0)[: self.num_targets]
         if len(degrees) != self.num_sources:
             raise ValueError("the degrees of all sources are known where these are the targets")
@@ -233,11 +236,11 @@ class Rows(Adjacency):
         """Return these rows of the graph with a self-loop at every node."""
         return self.whole.with_loops().rows(self.start, self.end)
 
-    def _weights_in_float64(self, kind: Kind) -> Tensor:
-        return self.whole.weights(kind, torch.float64)[self._edges]
+    def _weights_in_float64(self, weighting: Weighting) -> Tensor:
+        return self.whole.weights(weighting, torch.float64)[self._edges]
 
-    def _factors_of_nodes(self, kind: Kind) -> tuple[Tensor | None, Tensor | None]:
-        _, of_sources, of_targets = self.whole.factors(kind, torch.float64)
+    def _factors_of_nodes(self, weighting: Weighting) -> tuple[Tensor | None, Tensor | None]:
+        _, of_sources, of_targets = self.whole.factors(weighting, torch.float64)
         return of_sources, None if of_targets is None else of_targets[self.start : self.end]
 
     def rows(self, start: int, end: int) -> "Rows":
@@ -317,8 +320,8 @@ class Sampled(Excerpt):
         factors[positions] = self.edge_factors.masked_fill(self.indices == self.targets, 1.0)
         return Sampled(indptr, indices, factors, self.loop_degrees, self.loop_degrees)
 
-    def _weights_in_float64(self, kind: Kind) -> Tensor:
-        return self.edge_factors * super()._weights_in_float64(kind)
+    def _weights_in_float64(self, weighting: Weighting) -> Tensor:
+        return self.edge_factors * super()._weights_in_float64(weighting)
 
     def to(self, device: torch.device | str) -> "Sampled":
         """Return the edges on a device; these themselves if they are there."""

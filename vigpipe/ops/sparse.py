@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from vigpipe.ops import is_fused
-from vigpipe.ops.adjacency import Adjacency, Ends, Factors, Kind
+from vigpipe.ops.adjacency import Adjacency, Ends, Factors, Weighting
 from vigpipe.ops.call import is_traced
 from vigpipe.ops.csr import native, plain
 
@@ -33,7 +33,7 @@ _MOST_SOURCES = (1 << 31) - 1  # sources whose numbers fit int32
 def constant_sum(
     adjacency: Adjacency,
     x: Tensor,
-    kind: Kind,
+    weighting: Weighting,
     added: Tensor | None = None,
     *,
     fused: bool = True,
@@ -43,7 +43,7 @@ def constant_sum(
     Args:
         adjacency: the graph, n sources and m targets.
         x: features, (n, C).
-        kind: which weights; see `Adjacency.weights`.
+        weighting: which weights; see `Adjacency.weights`.
         added: (m, C), or (C,) for all targets, that is added to the sums; None for nothing.
         fused: use the fused kernels where there are any.
 
@@ -54,13 +54,13 @@ def constant_sum(
     check_shapes(x=(x, (adjacency.num_sources, num_channels)))
     if added is not None:
         check_shapes(added=(added, (adjacency.num_targets, num_channels)[-added.dim() :]))
-    return _ConstantSum.apply(x, added, kind, adjacency, fused)  # pyright: ignore[reportReturnType]
+    return _ConstantSum.apply(x, added, weighting, adjacency, fused)  # pyright: ignore[reportReturnType]
 
 
 def write_sums(
     adjacency: Adjacency,
     x: Tensor,
-    kind: Kind,
+    weighting: Weighting,
     rows: slice,
     out: Tensor,
     added: Tensor | None = None,
@@ -76,7 +76,7 @@ def write_sums(
     """
     graph = adjacency.transposed if transposed else adjacency
     wide = widened(x)
-    of_edges, of_sources, of_targets = adjacency.factors(kind, wide.dtype, transposed)
+    of_edges, of_sources, of_targets = adjacency.factors(weighting, wide.dtype, transposed)
     first, last = (int(graph.indptr[row]) for row in (rows.start, rows.stop))
     indptr = graph.indptr[rows.start : rows.stop + 1] - first
     part = Adjacency.unchecked(indptr, graph.indices[first:last], graph.num_sources)
@@ -203,14 +203,14 @@ class _ConstantSum(Function):
         ctx: Any,  # noqa: ANN401
         x: Tensor,
         added: Tensor | None,
-        kind: Kind,
+        weighting: Weighting,
         adjacency: Adjacency,
         fused: bool,
     ) -> Tensor:
-        ctx.kind, ctx.adjacency, ctx.fused = kind, adjacency, fused
+        ctx.weighting, ctx.adjacency, ctx.fused = weighting, adjacency, fused
         ctx.added = None if added is None else (added.dim(), added.dtype)
         wide = widened(x)
-        factors = adjacency.factors(kind, wide.dtype)
+        factors = adjacency.factors(weighting, wide.dtype)
         wide_added = None if added is None else added.to(wide.dtype).contiguous()
         return kernels_for(x, fused).row_sums(adjacency, wide, factors, wide_added).to(x.dtype)
 
@@ -219,7 +219,7 @@ class _ConstantSum(Function):
         adjacency, d_x, d_added = ctx.adjacency, None, None
         if ctx.needs_input_grad[0]:
             wide = widened(grad)
-            factors = adjacency.factors(ctx.kind, wide.dtype, transposed=True)
+            factors = adjacency.factors(ctx.weighting, wide.dtype, transposed=True)
             turned = adjacency.transposed
             d_x = kernels_for(grad, ctx.fused).row_sums(turned, wide, factors).to(grad.dtype)
         if ctx.needs_input_grad[1]:

@@ -17,12 +17,12 @@ class Counterparts:
 
     Attributes:
         size: how many they are.
-        place: of this rank among them.
+        rank: of this rank among them.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group
-        self.size, self.place = (1, 0) if group is None else (group.size(), group.rank())
+        self.size, self.rank = (1, 0) if group is None else (group.size(), group.rank())
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
@@ -55,7 +55,7 @@ class Counterparts:
         dist.all_to_all_single(received, sent, list(sizes), lengths, group=self.group)
         return list(received.split(list(sizes)))
 
-    def copy_from(self, place: int, tensor: Tensor) -> None:
-        """Copy into a tensor what the counterpart at a place has in it."""
+    def copy_from(self, rank: int, tensor: Tensor) -> None:
+        """Copy into a tensor what the counterpart at a rank has in it."""
         if self.group is not None:
-            dist.broadcast(tensor, group=self.group, group_src=place)
+            dist.broadcast(tensor, group=self.group, group_src=rank)

@@ -194,9 +194,9 @@ class Groups(NamedTuple):
             server.
         teammates: of these, the ones in its team.
         summed: the ones in its team that hold the same stages, which add their gradients up.
-        between: of `replicas`, the ones with its place in each team.
+        across_teams: of `replicas`, the ones with its place in each team.
         team: all ranks of its team; also None if they are all of the run.
-        links: this rank and one of `between`, by the place of that one there; only on request.
+        links: this rank and one of `across_teams`, by the place of that one there; only on request.
     """
 
     pipeline: "ProcessGroup | None" = None
@@ -204,7 +204,7 @@ class Groups(NamedTuple):
     replicas: "ProcessGroup | None" = None
     teammates: "ProcessGroup | None" = None
     summed: "ProcessGroup | None" = None
-    between: "ProcessGroup | None" = None
+    across_teams: "ProcessGroup | None" = None
     team: "ProcessGroup | None" = None
     links: "Mapping[int, ProcessGroup]" = MappingProxyType({})
 
@@ -240,7 +240,7 @@ def make_groups(layout: Layout, timeout_seconds: float, *, linked: bool = False)
             made[str(rows)] = dist.new_subgroups_by_enumeration(rows, timeout=timeout)[0]
         return made[str(rows)]
 
-    pipeline, replicas, between = make(3), make(0, 1), make(0)
+    pipeline, replicas, across_teams = make(3), make(0, 1), make(0)
     teammates, summed = make(1), make(1, 2)
     team = make(1, 2, 3) if shape[0] > 1 else None
     shards: Any = None
@@ -261,4 +261,4 @@ def make_groups(layout: Layout, timeout_seconds: float, *, linked: bool = False)
             link = dist.new_subgroups_by_enumeration(rows, timeout=timeout / impatience)[0]
             if here in (one, other):
                 links[other if here == one else one] = link
-    return Groups(pipeline, shards, replicas, teammates, summed, between, team, links)
+    return Groups(pipeline, shards, replicas, teammates, summed, across_teams, team, links)

@@ -24,7 +24,7 @@ from vigpipe.parallel.split import StageModule
 from vigpipe.parallel.stage import Stage, Watcher
 from vigpipe.parallel.step_graph import Record, Send, StepGraph
 from vigpipe.schedules import messages_ahead, rule_of
-from vigpipe.spans import Kind
+from vigpipe.spans import SpanKind
 
 ROWS_AT_ONCE = 1 << 14  # A large input is taken layer by layer, so many rows at a time.
 LONG_WAIT_SECONDS = 600.0  # Another stage computes whole layers of it meanwhile.
@@ -232,7 +232,7 @@ class Pipeline:
             assert work is not None
             work.wait(timedelta(seconds=LONG_WAIT_SECONDS))
 
-    def _watch(self, kind: Kind | None, stage: int = -1) -> None:
+    def _watch(self, kind: SpanKind | None, stage: int = -1) -> None:
         if self.watcher is None:
             return
         if kind is None:

@@ -14,24 +14,24 @@ from torch import Tensor
 from vigpipe.parallel.shared_memory import Pool, Segment, Window, this_machine
 
 Index = tuple[slice, ...]
-Fill = Callable[[Sequence[Tensor]], None]
+Write = Callable[[Sequence[Tensor]], None]
 LEAST_WRITTEN_BYTES = 1 << 18  # All ranks of a machine write into tensors of this size and more.
 
 
-class Gifts(NamedTuple):
+class Contribution(NamedTuple):
     """What a rank has for the tensors that an exchange makes, one for every rank.
 
     Attributes:
-        fill: writes what this rank has for every rank into a list of tensors, one for each.
+        write: writes what this rank has for every rank into a list of tensors, one for each.
         shapes: of the tensors of all ranks, in their order.
-        places: returns which entries a rank, the first argument, writes in the tensor of another,
+        region: returns which entries a rank, the first argument, writes in the tensor of another,
             the second.
         like: a tensor of their type, on their device.
     """
 
-    fill: Fill
+    write: Write
     shapes: Sequence[tuple[int, ...]]
-    places: Callable[[int, int], Index]
+    region: Callable[[int, int], Index]
     like: Tensor
 
 
@@ -42,25 +42,25 @@ class Shards:
 
     Attributes:
         size: m.
-        place: of this rank among them.
+        rank: of this rank among them.
         sent: bytes that this rank has given to others so far, by what they were for. Of a sum,
             those that an all-reduce sends at least.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
-        self.size, self.place = (1, 0) if group is None else (group.size(), group.rank())
+        self.size, self.rank = (1, 0) if group is None else (group.size(), group.rank())
         self.sent: Counter[str] = Counter()
         self._pool = Pool()
         self._windows = self._open_windows()
 
     def counts(self, num: int) -> list[int]:
         """Divide a number of rows or channels: the first ranks have one more than the last."""
-        return [num // self.size + (place < num % self.size) for place in range(self.size)]
+        return [num // self.size + (rank < num % self.size) for rank in range(self.size)]
 
     def count(self, num: int) -> int:
         """Return this rank's number of rows or channels, which never falls as that of all grows."""
-        return self.counts(num)[self.place]
+        return self.counts(num)[self.rank]
 
     def slices(self, num: int) -> list[slice]:
         """Return the rows or channels of each rank, of so many in all; a rank's are consecutive."""
@@ -68,42 +68,44 @@ class Shards:
 
     def own(self, num: int) -> slice:
         """Return this rank's rows or channels, of so many in all."""
-        return self.slices(num)[self.place]
+        return self.slices(num)[self.rank]
 
-    def exchange(self, gifts: Gifts, what: str) -> Tensor:
+    def exchange(self, contribution: Contribution, what: str) -> Tensor:
         """Make a tensor for every rank, of which each rank writes some entries; return this rank's.
 
         The bytes are counted under what they are for, here and below.
         """
-        fill, shapes, index, like = gifts
+        write, shapes, index, like = contribution
         if self.size == 1:
             mine = like.new_empty(shapes[0])
-            fill([mine[index(0, 0)]])
+            write([mine[index(0, 0)]])
             return mine
         num_bytes = sum(map(math.prod, shapes)) * like.itemsize
         if self.can_write and num_bytes >= LEAST_WRITTEN_BYTES:
-            return self._write(gifts, what)
-        return self.begin(gifts, what)()
+            return self._write(contribution, what)
+        return self.begin(contribution, what)()
 
     @property
     def can_write(self) -> bool:
         """Whether ranks write into each other's memory, rather than send."""
         return bool(self._windows)
 
-    def begin(self, gifts: Gifts, what: str, out: Tensor | None = None) -> Callable[[], Tensor]:
+    def begin(
+        self, contribution: Contribution, what: str, out: Tensor | None = None
+    ) -> Callable[[], Tensor]:
         """Begin an exchange, and return what waits for its end and returns this rank's tensor.
 
         The ranks send, even if they could write. `out` is the tensor of this rank, if there is one
         already; it keeps what nobody gives.
         """
-        (fill, shapes, index, like), everybody = gifts, range(self.size)
-        given = [_block_shape(shapes[to], index(self.place, to)) for to in everybody]
-        taken = [_block_shape(shapes[self.place], index(of, self.place)) for of in everybody]
+        (write, shapes, index, like), everybody = contribution, range(self.size)
+        given = [_block_shape(shapes[to], index(self.rank, to)) for to in everybody]
+        taken = [_block_shape(shapes[self.rank], index(of, self.rank)) for of in everybody]
         sizes = [[math.prod(shape) for shape in blocks] for blocks in (taken, given)]
         parts, received = (like.new_empty(sum(of_blocks)) for of_blocks in reversed(sizes))
         each = zip(parts.split(sizes[1]), given, strict=True)
-        fill([part.view(shape) for part, shape in each])
-        self.sent[what] += (len(parts) - sizes[1][self.place]) * like.itemsize
+        write([part.view(shape) for part, shape in each])
+        self.sent[what] += (len(parts) - sizes[1][self.rank]) * like.itemsize
         if like.itemsize < 4:  # gloo ends the process for half-precision numbers
             in_bytes = [[like.itemsize * size for size in of_blocks] for of_blocks in sizes]
             ends = received.view(torch.uint8), parts.view(torch.uint8)
@@ -114,23 +116,23 @@ class Shards:
 
         def wait() -> Tensor:
             work.wait()
-            places = [index(of, self.place) for of in everybody]
-            starts = [place[0].start for place in places]
-            are_rows = all(len(place) == 1 for place in places)
+            regions = [index(of, self.rank) for of in everybody]
+            starts = [region[0].start for region in regions]
+            are_rows = all(len(region) == 1 for region in regions)
             if out is None and are_rows and starts == sorted(starts):
-                return received.view(shapes[self.place])
-            whole = like.new_empty(shapes[self.place]) if out is None else out
-            for place, part, shape in zip(places, received.split(sizes[0]), taken, strict=True):
-                whole[place] = part.view(shape)
+                return received.view(shapes[self.rank])
+            whole = like.new_empty(shapes[self.rank]) if out is None else out
+            for region, part, shape in zip(regions, received.split(sizes[0]), taken, strict=True):
+                whole[region] = part.view(shape)
             return whole
 
         return wait
 
     def gathered(self, rows: Tensor, counts: Sequence[int], what: str) -> Tensor:
-        """Return the rows of all ranks, one after the other: (counts[place], ...) -> (n, ...)."""
+        """Return the rows of all ranks, one after the other: (counts[rank], ...) -> (n, ...)."""
         shape, entries = (sum(counts), *rows.shape[1:]), _consecutive(counts)
-        fill, shapes = copies_of(lambda to: rows), [shape] * self.size
-        return self.exchange(Gifts(fill, shapes, lambda of, to: (entries[of],), rows), what)
+        write, shapes = copies_of(lambda to: rows), [shape] * self.size
+        return self.exchange(Contribution(write, shapes, lambda of, to: (entries[of],), rows), what)
 
     def total(self, values: Tensor, what: str) -> Tensor:
         """Return the sum of what all ranks have, of one shape, with the same bits on all."""
@@ -141,20 +143,20 @@ class Shards:
         dist.all_reduce(total, group=self.group)
         return total
 
-    def _write(self, gifts: Gifts, what: str) -> Tensor:
+    def _write(self, contribution: Contribution, what: str) -> Tensor:
         """Let every rank write into the tensors of all; return this one's."""
-        fill, shapes, index, like = gifts
-        mine, segment = self._pool.empty(shapes[self.place], like.dtype)
+        write, shapes, index, like = contribution
+        mine, segment = self._pool.empty(shapes[self.rank], like.dtype)
         segments = torch.empty(self.size, 2, dtype=torch.int64)
         dist.all_gather_into_tensor(segments, torch.tensor([segment]), group=self.group)
         theirs = {
             to: window.tensor(Segment(*segments[to].tolist()), shapes[to], like.dtype)
             for to, window in self._windows.items()
         }
-        theirs[self.place] = mine
-        blocks = [theirs[to][index(self.place, to)] for to in range(self.size)]
-        fill(blocks)
-        num_given = sum(block.numel() for block in blocks) - blocks[self.place].numel()
+        theirs[self.rank] = mine
+        blocks = [theirs[to][index(self.rank, to)] for to in range(self.size)]
+        write(blocks)
+        num_given = sum(block.numel() for block in blocks) - blocks[self.rank].numel()
         self.sent[what] += num_given * like.itemsize
         # Nobody reads before all have written; a barrier of gloo takes longer than this.
         dist.all_reduce(torch.zeros(1), group=self.group)
@@ -168,10 +170,10 @@ class Shards:
         probe, segment = self._pool.empty((1,), torch.int64)
         probe.fill_(os.getpid())
         dist.all_gather_object(told, (this_machine(), os.getpid(), segment), group=self.group)
-        windows = {place: Window(told[place][1]) for place in range(self.size)}
-        del windows[self.place]
+        windows = {rank: Window(told[rank][1]) for rank in range(self.size)}
+        del windows[self.rank]
         can_read = len({machine for machine, _, _ in told}) == 1 and all(
-            _reads(window, *told[place][1:]) for place, window in windows.items()
+            _reads(window, *told[rank][1:]) for rank, window in windows.items()
         )
         everybody = torch.tensor([int(can_read)])
         dist.all_reduce(everybody, dist.ReduceOp.MIN, group=self.group)
@@ -186,14 +188,14 @@ def _reads(window: Window, process_id: int, segment: Segment) -> bool:
         return False
 
 
-def copies_of(source: Callable[[int], Tensor]) -> Fill:
+def copies_of(source: Callable[[int], Tensor]) -> Write:
     """Return what fills each rank's tensor with a copy of `source(rank)`, which may be a view."""
 
-    def fill(blocks: Sequence[Tensor]) -> None:
+    def write(blocks: Sequence[Tensor]) -> None:
         for to, block in enumerate(blocks):
             block.copy_(source(to))
 
-    return fill
+    return write
 
 
 def _consecutive(counts: Sequence[int]) -> list[slice]:

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from vigpipe.parallel.plan import Plan
 
 
-class Draws(Protocol):
+class SampleDraws(Protocol):
     """Random choices for some samples; `vigpipe.model.keyed_dropout.Draws` implements this."""
 
-    def part(self, start: int, end: int) -> "Draws":
+    def part(self, start: int, end: int) -> "SampleDraws":
         """Return those of the samples start ... end - 1."""
         ...
 
-    def sent(self, send: Callable[[Tensor], Tensor]) -> "Draws":
+    def sent(self, send: Callable[[Tensor], Tensor]) -> "SampleDraws":
         """Return these draws on the device that `send` copies a tensor to."""
         ...
 
@@ -48,7 +48,7 @@ class Cuttable(Protocol):
         """Delete everything but the given blocks, the stem and the readout."""
         ...
 
-    def draw(self, keys: Tensor, dtype: torch.dtype) -> Draws:
+    def draw(self, keys: Tensor, dtype: torch.dtype) -> SampleDraws:
         """Make the random choices for samples in what has been kept.
 
         The keys, (B,) int64, are what random masks are keyed by. The features have the given type.
@@ -78,7 +78,7 @@ class StageModule(nn.Module):
         microbatch_size: rows of a micro-batch of the model's input, padding included.
         row_shape: shape of one row of the model's input, (C, H, W) of an image.
         dtype: dtype of the weights.
-        lowered: dtype of the matrix products; None for that of the weights.
+        autocast_dtype: dtype of the matrix products; None for that of the weights.
         boundary: dtype of what passes from stage to stage; by default that of the weights.
         num_recomputed: number of micro-batches, from the first of a step, whose activations are
             computed again in the backward.
@@ -92,13 +92,13 @@ class StageModule(nn.Module):
         microbatch_size: int,
         row_shape: tuple[int, ...],
         dtype: torch.dtype,
-        lowered: torch.dtype | None = None,
+        autocast_dtype: torch.dtype | None = None,
         boundary: torch.dtype | None = None,
         num_recomputed: int = 0,
         rows: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.dtype, self.lowered = model, dtype, lowered
+        self.model, self.dtype, self.autocast_dtype = model, dtype, autocast_dtype
         boundary = boundary or dtype
         self.input_dtype = dtype if model.has_stem else boundary
         self.output_dtype = dtype if model.has_readout else boundary
@@ -113,7 +113,7 @@ class StageModule(nn.Module):
     def begin(
         self,
         sizes: Sequence[int],
-        draws: Draws | None = None,
+        draws: SampleDraws | None = None,
         structures: Sequence[tuple[Any, ...]] = (),
     ) -> None:
         """Prepare for the micro-batches of a step, which a stage takes in order.
@@ -163,8 +163,12 @@ class StageModule(nn.Module):
         return y.to(self.output_dtype).contiguous()
 
     def _precision(self, x: Tensor) -> AbstractContextManager[Any]:
-        lowered = self.lowered
-        return nullcontext() if lowered is None else torch.autocast(x.device.type, lowered)
+        autocast_dtype = self.autocast_dtype
+        return (
+            nullcontext()
+            if autocast_dtype is None
+            else torch.autocast(x.device.type, autocast_dtype)
+        )
 
     def _connected_zeros(self, x: Tensor, num_rows: int) -> Tensor:
         # Other ranks wait for the gradient of x, and DDP for a gradient of every parameter, so

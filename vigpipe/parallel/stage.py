@@ -19,14 +19,14 @@ import torch.distributed as dist
 from torch.distributed import P2POp
 from torch.distributed.pipelining import PipelineStage
 
-from vigpipe.spans import Kind
+from vigpipe.spans import SpanKind
 
 
 class Watcher(Protocol):
     """Follows what a rank does; `vigpipe.timing.recorder.Recorder` implements this."""
 
     def enter(
-        self, kind: Kind, stage: int = -1, microbatch: int = -1, gap: Kind | None = None
+        self, kind: SpanKind, stage: int = -1, microbatch: int = -1, gap: SpanKind | None = None
     ) -> None:
         """Begin an activity; what was going on until now ends.
 
@@ -86,7 +86,7 @@ class Stage(PipelineStage):
             return super().backward_one_chunk(bwd_chunk_id, *args, **options)
 
     @contextmanager
-    def _watched(self, kind: Kind, microbatch: int, gap: Kind | None) -> Iterator[None]:
+    def _watched(self, kind: SpanKind, microbatch: int, gap: SpanKind | None) -> Iterator[None]:
         if self._watcher is not None:
             self._watcher.enter(kind, self.stage_index, microbatch, gap)
         with self._stopwatch if self.has_backward else nullcontext():

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd import Function
 
-from vigpipe.parallel.shards import Gifts, Shards, copies_of
+from vigpipe.parallel.shards import Contribution, Shards, copies_of
 
 SWITCHES, SCORES = "switches", "scores"  # what is sent
 _EVERY = slice(None)
@@ -82,7 +82,7 @@ class _AllRows(Function):
         shards: Shards = ctx.shards
         rows = shards.slices(len(grad))
         parts = shards.exchange(
-            Gifts(
+            Contribution(
                 copies_of(lambda to: grad[rows[to]][None]),
                 [(shards.size, length_of(of_rank), grad.shape[1]) for of_rank in rows],
                 lambda of, to: (slice(of, of + 1),),
@@ -109,7 +109,7 @@ def send_columns(x: Tensor, shards: Shards, num_rows: int, heads: int = 1) -> Te
     by_heads = x.reshape(len(x), heads, x.shape[1] // heads)
     rows, columns = shards.slices(num_rows), shards.slices(by_heads.shape[2])
     y = shards.exchange(
-        Gifts(
+        Contribution(
             copies_of(lambda to: by_heads[:, :, columns[to]]),
             [(num_rows, heads, length_of(of_rank)) for of_rank in columns],
             lambda of, to: (rows[of],),
@@ -125,7 +125,7 @@ def send_rows(x: Tensor, shards: Shards, num_channels: int, heads: int = 1) -> T
     by_heads, num = x.reshape(len(x), heads, x.shape[1] // heads), num_channels // heads
     rows, columns = shards.slices(len(x)), shards.slices(num)
     y = shards.exchange(
-        Gifts(
+        Contribution(
             copies_of(lambda to: by_heads[rows[to]]),
             [(length_of(of_rank), heads, num) for of_rank in rows],
             lambda of, to: (_EVERY, _EVERY, columns[of]),

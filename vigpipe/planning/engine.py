@@ -3,7 +3,7 @@
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from vigpipe.spans import Kind, Span
+from vigpipe.spans import Span, SpanKind
 
 
 class Operation(NamedTuple):
@@ -23,7 +23,7 @@ class Operation(NamedTuple):
             one that it needs; -1 for none.
     """
 
-    kind: Kind
+    kind: SpanKind
     stage: int
     microbatch: int
     seconds: float

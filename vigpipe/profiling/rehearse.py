@@ -20,7 +20,7 @@ from vigpipe.launch.device import synchronize
 from vigpipe.ops.sparse_rows import SparseRows
 from vigpipe.parallel.agreement import Peers
 from vigpipe.parallel.batch import ReplicaBatch
-from vigpipe.parallel.shards import Gifts, Shards
+from vigpipe.parallel.shards import Contribution, Shards
 from vigpipe.profiling.live_bytes import LiveBytes
 from vigpipe.profiling.steps import Steps
 from vigpipe.replication.synchronous import Synchronous
@@ -37,9 +37,9 @@ class CountedShards(Shards):
         marks: when this rank was ready with each of these, as `time.perf_counter` tells.
     """
 
-    def __init__(self, size: int, place: int) -> None:
+    def __init__(self, size: int, rank: int) -> None:
         super().__init__()
-        self.size, self.place = size, place
+        self.size, self.rank = size, rank
         self.begin_step()
 
     def begin_step(self) -> None:
@@ -48,18 +48,18 @@ class CountedShards(Shards):
         self.summed: Counter[int] = Counter()
         self.marks: list[float] = []
 
-    def exchange(self, gifts: Gifts, what: str) -> Tensor:
+    def exchange(self, contribution: Contribution, what: str) -> Tensor:
         """Count what this rank would give; it gets zeros from others. See `Shards.exchange`."""
-        (fill, shapes, index, like), place = gifts, self.place
-        mine = like.new_zeros(shapes[place])
+        (write, shapes, index, like), rank = contribution, self.rank
+        mine = like.new_zeros(shapes[rank])
         with _disable_current_modes():  # what others hold does not count
             blocks = [
-                like.new_empty(shape)[index(place, to)].clone() for to, shape in enumerate(shapes)
+                like.new_empty(shape)[index(rank, to)].clone() for to, shape in enumerate(shapes)
             ]
-        blocks[place] = mine[index(place, place)]
-        num_given = sum(block.numel() for block in blocks) - blocks[place].numel()
+        blocks[rank] = mine[index(rank, rank)]
+        num_given = sum(block.numel() for block in blocks) - blocks[rank].numel()
         self.sent[what] += num_given * like.itemsize
-        fill(blocks)
+        write(blocks)
         self.given[num_given * like.itemsize] += 1
         self._mark(like)
         return mine

@@ -6,7 +6,7 @@ from pkgutil import resolve_name
 from vigpipe.config.options import TrainConfig
 from vigpipe.replication.course import Course
 from vigpipe.replication.own_steps import OwnSteps, Weights
-from vigpipe.replication.place import Place
+from vigpipe.replication.position import Position
 from vigpipe.replication.record import Recorded
 from vigpipe.replication.server import Server
 from vigpipe.replication.subnetworks.rows import Wide
@@ -24,7 +24,7 @@ _OWN_STEPS = {
 def make_strategy(
     options: TrainConfig,
     course: Course,
-    place: Place,
+    position: Position,
     weights: Weights,
     recorded: Sequence[Recorded] | None = None,
     describe_wide: Callable[[], Wide] | None = None,
@@ -34,11 +34,11 @@ def make_strategy(
     With `recorded`, each replica does that again. Only sub-networks need `describe_wide`.
     """
     if options.strategy == "synchronous":
-        return Synchronous(course, place.of_team, place.peers)
-    own = options, course, place, weights, recorded
+        return Synchronous(course, position.replica_in_team, position.peers)
+    own = options, course, position, weights, recorded
     if options.strategy == "subnetworks":
         assert describe_wide is not None
         return Subnetworks(*own, describe_wide())
-    if place.is_server:
+    if position.is_server:
         return Server(*own)
     return resolve_name(f"{__package__}.{_OWN_STEPS[options.strategy]}")(*own)

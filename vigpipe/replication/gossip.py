@@ -172,5 +172,5 @@ class Gossip(OwnSteps):
         # average of all, samples do not count any more.
         if self._partner == ALL:
             return 0
-        is_lower = self._place.team < self._partner
+        is_lower = self._position.team < self._partner
         return (int(total) + is_lower) // 2

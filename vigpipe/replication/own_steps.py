@@ -31,7 +31,6 @@ from vigpipe.parallel.agreement import (
 )
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.averages import Averages, RoundedWeights
-from vigpipe.replication.company import Company
 from vigpipe.replication.course import Course
 from vigpipe.replication.decide import decide
 from vigpipe.replication.decisions import ALL, OWN_GRADIENTS, Action, Decision
@@ -39,8 +38,9 @@ from vigpipe.replication.diary import Diary
 from vigpipe.replication.exchange import Exchange
 from vigpipe.replication.feedback import make_compressor
 from vigpipe.replication.member import Member, Rules
+from vigpipe.replication.membership import Membership
 from vigpipe.replication.parcels import Outbox
-from vigpipe.replication.place import Place
+from vigpipe.replication.position import Position
 from vigpipe.replication.record import Recorded
 from vigpipe.replication.serving import ServerMember
 from vigpipe.replication.store import StoreLostError
@@ -82,7 +82,7 @@ class OwnSteps:
 
     Attributes:
         peers: the ranks of this replica.
-        company: the replicas that are left.
+        membership: the replicas that are left.
     """
 
     _member_type: type[Member]
@@ -91,24 +91,26 @@ class OwnSteps:
         self,
         options: TrainConfig,
         course: Course,
-        place: Place,
+        position: Position,
         weights: Weights,
         recorded: Sequence[Recorded] | None = None,
     ) -> None:
-        self.peers, self._whole_course, self._place = place.peers, course, place
-        self._course = course = replace(course, num_replicas=course.num_replicas // place.team_size)
+        self.peers, self._whole_course, self._position = position.peers, course, position
+        self._course = course = replace(
+            course, num_replicas=course.num_replicas // position.team_size
+        )
         self._rules = _make_rules(options, course, is_free=recorded is None)
         self._options, self._weights, self._recorded = options, weights, recorded
-        self._exchange = Exchange(place.between, place.links)
+        self._exchange = Exchange(position.across_teams, position.links)
         self._compressor = make_compressor(options, self._exchange, weights.parameters)
         self._averages: Averages = self._compressor or self._exchange
         is_rounded = options.average == "weights" and options.compress != "none"
-        if is_rounded and place.between.size > 1:
+        if is_rounded and position.across_teams.size > 1:
             self._averages = RoundedWeights(self._exchange, len(weights.parameters))
         outlives = options.strategy in OUTLIVING
-        self.company = Company(place, course.num_replicas, outlives=outlives)
-        self._has_server = place.num_teams > course.num_replicas
-        self._outbox = Outbox(self.company.store, place.rank)
+        self.membership = Membership(position, course.num_replicas, outlives=outlives)
+        self._has_server = position.num_teams > course.num_replicas
+        self._outbox = Outbox(self.membership.store, position.rank)
         self._untold: list[dict[str, Any]] = []  # rows of metrics.jsonl that were not sent yet
         # The first rank of the pipeline has this once it runs.
         self._member: Member | ServerMember | None = None
@@ -155,22 +157,22 @@ class OwnSteps:
             ValueError: the progress is malformed, or of another number of replicas.
         """
         size = self._course.num_replicas
-        first = self.company.first = resumed_table(progress, size, has_server=self._has_server)
+        first = self.membership.first = resumed_table(progress, size, has_server=self._has_server)
         for replica in range(0 if self._has_server else size):
             first.samples[replica] *= replica in kept
-        team = self._place.team
-        if not self._place.is_server:
+        team = self._position.team
+        if not self._position.is_server:
             if not self._has_server and team not in kept:
                 self._came_back = {"replica": team, "step": first.taken[team], "again": kept[0]}
             self._samples = first.samples[team]
 
     def items(self, first_step: int, is_evaluated: bool, loop: Loop) -> Iterator[Item]:
         """Yield the items of this replica; the same on all ranks of its pipeline."""
-        first = self.company.first
-        if self._place.is_first:
-            decide = self._decide(self.company.open())
+        first = self.membership.first
+        if self._position.leads_team:
+            decide = self._decide(self.membership.open())
             assert self._member is not None
-            self.company.begin(decide, self._member.lose)
+            self.membership.begin(decide, self._member.lose)
         while (decision := self._next_decision()).action is not Action.END:
             yield from self._do(decision, loop)
             if decision.action in (Action.STOP, Action.LEAVE):
@@ -204,10 +206,10 @@ class OwnSteps:
             self._give(number)
         elif action is Action.LEAD:
             loop.complete()
-            loop.lead()
+            loop.take_over()
         elif action is Action.LEAVE:
             loop.complete()
-            self.company.has_left = True
+            self.membership.has_left = True
         elif action is Action.TELL:
             self._tell()
             with self._diary.doing("saved"):
@@ -229,8 +231,8 @@ class OwnSteps:
 
     def _next_decision(self) -> Decision:
         with self._diary.doing("waited"):
-            decision = self.company.decisions.next()
-        if self.company.outlives:  # this rank may die before it can tell later
+            decision = self.membership.decisions.next()
+        if self.membership.outlives:  # this rank may die before it can tell later
             self._tell()
         return decision
 
@@ -248,11 +250,11 @@ class OwnSteps:
 
     @property
     def _own_record(self) -> Recorded | None:
-        return None if self._recorded is None else self._recorded[self._place.team]
+        return None if self._recorded is None else self._recorded[self._position.team]
 
     def _decide(self, table: SharedTable) -> Iterator[Decision | None]:
         """Return what makes the decisions of this replica, on its first rank."""
-        member = self._member_type(table, self._place.team, self._rules, self._own_record)
+        member = self._member_type(table, self._position.team, self._rules, self._own_record)
         self._member = member
         member.events += [] if self._came_back is None else [self._came_back]
         return decide(member)
@@ -267,7 +269,7 @@ class OwnSteps:
     def _own_items(self, item: int) -> range:
         """Return this rank's share of an item, and of the fixed items until the evaluation."""
         step, team = divmod(item, self._course.num_replicas)
-        share = team * self._place.team_size + self._place.of_team
+        share = team * self._position.team_size + self._position.replica_in_team
         return self._whole_course.items(step, self._course.next_evaluation(step), share)
 
     def combine_gradients(
@@ -322,7 +324,7 @@ class OwnSteps:
     def _give_nothing(self, partner: int) -> None:
         """Come to an average of gradients between two steps, after the pool's last item."""
         zeros = [torch.zeros_like(p) for p in self._weights.parameters.values()]
-        no_moments = zeros[0].new_zeros(self._place.num_moments, dtype=torch.float64)
+        no_moments = zeros[0].new_zeros(self._position.num_moments, dtype=torch.float64)
         is_finite = zeros[0].new_ones((), dtype=torch.bool)
         self._average_gradients(zeros, no_moments, is_finite, 0, partner)
 
@@ -344,7 +346,7 @@ class OwnSteps:
 
     def _unless_lost(self, exchange: Callable[[], T], partner: int) -> T | None:
         """Exchange something with a partner; return None if a rank of it is lost meanwhile."""
-        if not self.company.outlives or partner == ALL:
+        if not self.membership.outlives or partner == ALL:
             return exchange()
         before = {name: tensor.clone() for name, tensor in self.tensors().items()}
         result, is_done = None, True
@@ -362,7 +364,7 @@ class OwnSteps:
         if self._member is not None:
             with contextlib.suppress(StoreLostError):
                 self._member.part(partner)
-            self._place.give_up(partner)
+            self._position.give_up(partner)
         return None
 
     @contextmanager
@@ -437,7 +439,7 @@ class OwnSteps:
     def _take_events(self) -> list[dict[str, Any]]:
         """Return what this replica has done since the last call, on its first rank."""
         # The rows are taken on other ranks too, where they would pile up otherwise.
-        told = self._diary.take_rows(self._place.team)
+        told = self._diary.take_rows(self._position.team)
         if self._member is None:
             return []
         events, self._member.events = self._member.events, []

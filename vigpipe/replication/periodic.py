@@ -159,12 +159,12 @@ class Periodic(OwnSteps):
             if self._compressor is not None:
                 self._averages = Differences(self._compressor, self._exchange, self._outer.old)
         if self._rules.overlap:
-            self._travel = Travel(self._weights.averaged, self._averages, self.company.store)
+            self._travel = Travel(self._weights.averaged, self._averages, self.membership.store)
 
     def restore(self, progress: Mapping[str, Any], kept: Sequence[int]) -> None:
         """Go on where an earlier run has rested, perhaps with an average under way."""
         super().restore(progress, kept)
-        first, team = self.company.first, self._place.team
+        first, team = self.membership.first, self._position.team
         if self._travel is not None and first.given[team] >= 0:
             number, num_samples = first.joined[team], first.given_samples[team]
             self._travel.go_on(number, num_samples, has_come=min(first.joined) >= number)

@@ -54,7 +54,7 @@ class _WithServer(OwnSteps):
     def _prepare(self) -> None:
         # NCCL opens its connections in the first exchange, which must be one of all ranks.
         self._exchange.gather(self._parameters[0].new_zeros(1))
-        self._num_facts = _NUM_FACTS + self._place.num_moments
+        self._num_facts = _NUM_FACTS + self._position.num_moments
 
     @property
     def _parameters(self) -> list[Tensor]:
@@ -73,7 +73,7 @@ class Worker(_WithServer):
     """The strategy of a rank that computes gradients."""
 
     def _decide(self, table: SharedTable) -> Iterator[Decision | None]:
-        self._member = WorkerMember(table, self._place.team, self._rules, self._own_record)
+        self._member = WorkerMember(table, self._position.team, self._rules, self._own_record)
         return ask(self._member)
 
     def _do(self, decision: Decision, loop: Loop) -> Iterator[Item]:
@@ -130,7 +130,7 @@ class Server(_WithServer):
     def restore(self, progress: Mapping[str, Any], kept: Sequence[int]) -> None:
         """Go on where an earlier run has rested."""
         super().restore(progress, kept)
-        first = self.company.first
+        first = self.membership.first
         self._num_updates, self._num_served = first.updates, sum(first.taken)
 
     def _decide(self, table: SharedTable) -> Iterator[Decision | None]:

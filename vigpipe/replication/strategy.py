@@ -84,7 +84,7 @@ class Loop:
     def skip(self, replica: int, step: int) -> None:
         """Take no step with gradients of a replica, since they or their loss are not finite."""
 
-    def lead(self) -> None:
+    def take_over(self) -> None:
         """Write the run's files from now on, since all replicas before this one are lost."""
 
     def flush(self) -> None:

@@ -27,18 +27,18 @@ class Survivors(Counterparts):
     def __init__(
         self,
         store: Any,  # noqa: ANN401
-        place: int,
+        rank: int,
         size: int,
         timeout_seconds: float,
         peers: Peers,
     ) -> None:
         self._peers = peers
-        self.size, self.place = size, place
+        self.size, self.rank = size, rank
         self._gloo: Any = None
         if size > 1:
             # This rank gives up before its peers, which wait for it twice as long.
             timeout = timedelta(seconds=timeout_seconds / 2)
-            self._gloo = dist.ProcessGroupGloo(store, place, size, timeout)  # pyright: ignore
+            self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)  # pyright: ignore
 
     def gather(self, values: Tensor) -> Tensor:
         """Gather a vector (n,) from each member: (size, n), in their order."""
@@ -58,12 +58,12 @@ class Survivors(Counterparts):
         self._gloo.alltoall_base(received, own, sizes, sizes).wait()
         return received.to(chunks.device)
 
-    def copy_from(self, place: int, tensor: Tensor) -> None:
+    def copy_from(self, rank: int, tensor: Tensor) -> None:
         """Take the tensor of one of the members."""
         if self._gloo is None:
             return
         options = dist.BroadcastOptions()  # pyright: ignore[reportPrivateImportUsage]
-        options.rootRank, options.rootTensor = place, 0
+        options.rootRank, options.rootTensor = rank, 0
         on_host = tensor.detach().cpu().contiguous()
         self._gloo.broadcast([on_host], options).wait()
         tensor.copy_(on_host)

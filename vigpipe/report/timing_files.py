@@ -10,7 +10,7 @@ from vigpipe.analysis.bubble import Bubble
 from vigpipe.errors import InputError
 from vigpipe.files.untrusted import MOST_ROWS, read_text
 from vigpipe.report.fields import Fields, parse_object
-from vigpipe.spans import KINDS, Kind, Span
+from vigpipe.spans import KINDS, Span, SpanKind
 from vigpipe.timing.recorder import PHASES, Phase, Row
 from vigpipe.timing.tables import DIRECTIONS
 
@@ -139,7 +139,7 @@ def _spans(table: Fields, name: str) -> tuple[Span, ...]:
         if end < start:
             raise InputError(f"{where}: ends at {end} before it starts at {start}")
         stage, microbatch = (int(values.number(key)) for key in ("stage", "microbatch"))
-        span = Span(values.whole("rank"), cast(Kind, kind), start, end, stage, microbatch)
+        span = Span(values.whole("rank"), cast(SpanKind, kind), start, end, stage, microbatch)
         spans.append(span)
     return tuple(spans)
 

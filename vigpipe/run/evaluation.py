@@ -55,8 +55,8 @@ def evaluate(
     logits_of = pipeline.logits if merged is None or own else merged.logits
     tally = run.job.tally(splits, rank_state.device)
     alone = Scorers(1, 0, Counterparts(None))
-    num_pipelines, place, counterparts = alone if own else rank_state.scorers
-    batches = rank_state.feed.test_batches(splits, num_pipelines, place, most)
+    num_pipelines, pipeline_index, counterparts = alone if own else rank_state.scorers
+    batches = rank_state.feed.test_batches(splits, num_pipelines, pipeline_index, most)
     done: deque[ToHost] = deque()  # batches that the device may still be busy with
     for number, batch in enumerate(batches, 1):
         done.append(ToHost(tally.sums[:1]))

@@ -129,7 +129,7 @@ class Run:
         return torch.bfloat16 if self.config.boundary == "bfloat16" else self.dtype
 
     @property
-    def lowered_dtype(self) -> torch.dtype | None:
+    def autocast_dtype(self) -> torch.dtype | None:
         """Dtype of the matrix products; None for that of the weights."""
         return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(self.config.dtype)
 

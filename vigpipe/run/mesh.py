@@ -18,7 +18,7 @@ from vigpipe.parallel.agreement import Peers, broadcast_value
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.parallel.layout import Groups, Layout, make_groups
 from vigpipe.parallel.shards import Shards
-from vigpipe.replication.place import Place
+from vigpipe.replication.position import Position
 from vigpipe.run.facts import Run
 
 
@@ -69,21 +69,21 @@ def make_mesh(run: Run, rank: int, *, alone: bool = False, shards: Shards | None
     )
 
 
-def place_in(run: Run, mesh: Mesh, statistics: PooledStatistics) -> Place:
+def position_in(run: Run, mesh: Mesh, statistics: PooledStatistics) -> Position:
     """Return what a strategy knows of a rank's place."""
     layout, timeout = run.layout, run.config.timeout or LONG_WAIT_SECONDS
     team, of_team = layout.team_of(mesh.replica_index)
-    return Place(
+    return Position(
         team=team,
-        of_team=of_team,
+        replica_in_team=of_team,
         team_size=layout.team_size,
         is_server=mesh.replica_index == layout.num_replicas,
-        is_first=mesh.rank % (layout.team_size * layout.replica_size) == 0,
+        leads_team=mesh.rank % (layout.team_size * layout.replica_size) == 0,
         rank=mesh.rank,
         peers=Peers(layout.team_size * layout.replica_size, mesh.groups.team),
         num_ranks=layout.world_size,
         num_teams=layout.num_teams + layout.has_server,
-        between=Counterparts(mesh.groups.between),
+        across_teams=Counterparts(mesh.groups.across_teams),
         links=mesh.groups.links,
         has_ended=partial(_has_ended, layout=layout),
         give_up=_give_up,

@@ -5,7 +5,7 @@ It imports neither torch nor a job until one is opened.
 
 from typing import TYPE_CHECKING
 
-from vigpipe.config.choices import Job as Kind
+from vigpipe.config.choices import JobName
 from vigpipe.config.recipes import MODEL_DEFAULTS
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     LeftOut = frozenset[ImageId]
 
 # What opening a job imports, so that ranks can be forked from a process that has it already.
-MODULES: dict[Kind, str] = {"images": "vigpipe.data.job", "graph": "vigpipe.graphs.job"}
+MODULES: dict[JobName, str] = {"images": "vigpipe.data.job", "graph": "vigpipe.graphs.job"}
 
 
 def open_job(config: "TrainConfig", left_out: "LeftOut" = frozenset()) -> "Job":

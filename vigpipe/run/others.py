@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from vigpipe.parallel.agreement import Peers, all_gather_values
 from vigpipe.parallel.counterparts import Counterparts
-from vigpipe.replication.company import Company
+from vigpipe.replication.membership import Membership
 from vigpipe.replication.parcels import Inbox
 from vigpipe.replication.store import StoreLostError
 from vigpipe.run.events import EventsFile
@@ -15,42 +15,44 @@ from vigpipe.run.record import RunRecord
 T = TypeVar("T")
 
 
-def all_events(company: Company, world_size: int) -> list[dict[str, Any]]:
+def all_events(membership: Membership, world_size: int) -> list[dict[str, Any]]:
     """Return the events that all ranks have noted, in a run without files; all ranks call this.
 
     Each rank does so after its last item.
     """
     all_gather_values(None, world_size)  # the last one has told by now
-    return [event for parcel in company.inbox().take() for event in parcel["events"]]
+    return [event for parcel in membership.inbox().take() for event in parcel["events"]]
 
 
 class Others:
     """The other replicas, as the training loop sees them.
 
-    If replicas take steps of their own, the company is those that are left. Otherwise it is None:
+    If replicas take steps of their own, membership knows those that are left. Otherwise it is None:
     nobody can be lost without ending the run, and the rank that writes knows every row. The peers
     are then all ranks, and the counterparts those with the same stages among them.
     """
 
-    def __init__(self, company: Company | None, peers: Peers, counterparts: Counterparts) -> None:
-        self._company, self._peers, self._counterparts = company, peers, counterparts
+    def __init__(
+        self, membership: Membership | None, peers: Peers, counterparts: Counterparts
+    ) -> None:
+        self._membership, self._peers, self._counterparts = membership, peers, counterparts
         self._inbox: Inbox | None = None
         self._told_lost: set[int] = set()  # The user has been told of them.
 
     def begin(self, record: RunRecord, open_events: Callable[[Inbox], EventsFile]) -> None:
         """Write the rows of all replicas from now on, on the rank that writes the run's files."""
-        if self._company is None:
+        if self._membership is None:
             return
-        self._record, self._inbox = record, self._company.inbox()
+        self._record, self._inbox = record, self._membership.inbox()
         self._events = open_events(self._inbox)
         self._recorded_lost: list[int] = self._inbox.noted.get("lost", [])
         self._inbox.note(events_bytes=self._events.add(()), lost=self._recorded_lost)
 
     def write(self) -> int:
         """Write the rows of other replicas that have arrived; return the size of events.jsonl."""
-        if self._company is None or self._inbox is None:
+        if self._membership is None or self._inbox is None:
             return 0
-        lost = self._company.lost()
+        lost = self._membership.lost()
         events, metrics = [], []
         with contextlib.suppress(StoreLostError):  # The next decision tells all of it.
             for parcel in self._inbox.take():
@@ -67,36 +69,36 @@ class Others:
 
     def newly_lost(self) -> list[int]:
         """Return who was lost since this was asked last, on the rank that writes."""
-        if self._company is None or self._inbox is None:
+        if self._membership is None or self._inbox is None:
             return []
-        new = [replica for replica in self._company.lost() if replica not in self._told_lost]
+        new = [replica for replica in self._membership.lost() if replica not in self._told_lost]
         self._told_lost.update(new)
         return new
 
     def num_lost(self) -> int:
         """Return how many were lost since the start."""
-        return 0 if self._company is None else len(self._company.lost())
+        return 0 if self._membership is None else len(self._membership.lost())
 
     def together(self, work: Callable[[Counterparts], T]) -> T:
-        """Do work with all that are left, anew if one is lost meanwhile; see `Company.together`."""
-        if self._company is None:
+        """Do work with all that are left; see `Membership.together`."""
+        if self._membership is None:
             return work(self._counterparts)
-        return self._company.together(work)
+        return self._membership.together(work)
 
-    def share(self, value: Any) -> list[Any]:  # noqa: ANN401
-        """Return the values of all ranks, in work that is done together; see `Company.share`."""
-        if self._company is None:
+    def all_gather(self, value: Any) -> list[Any]:  # noqa: ANN401
+        """Return the values of all ranks; see `Membership.all_gather`."""
+        if self._membership is None:
             return all_gather_values(value, *self._peers)
-        return list(self._company.share(value).values())
+        return list(self._membership.all_gather(value).values())
 
-    def heads(self) -> bool:
+    def is_to_write(self) -> bool:
         """Whether this replica writes the run's files, as far as all who work together know."""
-        return self._company is not None and self._company.heads()
+        return self._membership is not None and self._membership.is_to_write()
 
     def fail(self, *, is_own: bool) -> None:
-        """Tell the others that this rank fails; see `Company.fail`."""
-        if self._company is not None:
-            self._company.fail(is_own=is_own)
+        """Tell the others that this rank fails; see `Membership.fail`."""
+        if self._membership is not None:
+            self._membership.fail(is_own=is_own)
 
     def finish(self) -> None:
         """Write what is left, and close events.jsonl."""
@@ -105,6 +107,6 @@ class Others:
             self._events.finish()
 
     def close(self) -> None:
-        """Leave the company, when nothing more is done together."""
-        if self._company is not None:
-            self._company.close()
+        """Tell the others that this rank leaves, when nothing more is done together."""
+        if self._membership is not None:
+            self._membership.close()

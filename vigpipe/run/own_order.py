@@ -24,10 +24,14 @@ class OwnOrder:
         return replace(batch, step=item // self._run.num_subnetworks)
 
     def test_batches(
-        self, splits: Sequence[str], num_pipelines: int, place: int, most: int | None = None
+        self,
+        splits: Sequence[str],
+        num_pipelines: int,
+        pipeline_index: int,
+        most: int | None = None,
     ) -> Iterator[ReplicaBatch]:
         """Yield a pipeline's share of the samples of some splits."""
-        return self._feed.test_batches(splits, num_pipelines, place, most)
+        return self._feed.test_batches(splits, num_pipelines, pipeline_index, most)
 
     def hear(self, step: int, measured: int, busy_seconds: Sequence[float]) -> str | None:
         """Be told how long the ranks have worked."""

@@ -29,13 +29,13 @@ from vigpipe.replication.subnetworks.rows import Rows
 from vigpipe.replication.subnetworks.strategy import Subnetworks
 from vigpipe.run.facts import Run
 from vigpipe.run.handed_step import HandedStep
-from vigpipe.run.mesh import Mesh, make_mesh, place_in
+from vigpipe.run.mesh import Mesh, make_mesh, position_in
 from vigpipe.run.optimizer import SKIPPING
 from vigpipe.run.own_order import OwnOrder
 from vigpipe.run.recorded import is_recorded, sync_of
 from vigpipe.run.trained import Trained, make_stage_modules, make_trained
 from vigpipe.run.wide import describe_wide
-from vigpipe.spans import Kind
+from vigpipe.spans import SpanKind
 from vigpipe.timing.clock import Stopwatch, make_clock
 from vigpipe.timing.recorder import Phase, Recorder
 
@@ -45,12 +45,12 @@ class Scorers(NamedTuple):
 
     Attributes:
         num_pipelines: how many pipelines share it.
-        place: which of them this rank's is.
+        pipeline_index: which of them this rank's is.
         counterparts: the ranks with the same stages in these replicas.
     """
 
     num_pipelines: int
-    place: int
+    pipeline_index: int
     counterparts: Counterparts
 
 
@@ -63,7 +63,7 @@ class RankState:
         replicas: adds up the gradients of the replicas that take a step together.
         merged: its share of the wide model of sub-networks, which is evaluated instead of its own;
             None if there are none.
-        leads: whether its replica writes the run's files.
+        writes_files: whether its replica writes the run's files.
         recorder: records what it does in a step; None if the run is not timed.
         stopwatch: measures the time of a step, and of its forwards and backwards in it.
         runs_ahead: whether the host hands out a step before it knows the outcome of the last one.
@@ -85,7 +85,7 @@ class RankState:
     reducer: GradientReducer
     scorers: Scorers
     merged: Merged | None
-    leads: bool
+    writes_files: bool
     recorder: Recorder | None
     stopwatch: Stopwatch
     runs_ahead: bool
@@ -108,13 +108,13 @@ class RankState:
     @property
     def is_writer(self) -> bool:
         """Whether this rank writes the run's files: one of the last stage of the first replica."""
-        return self.leads and self.pipeline.has_last and self.mesh.shards.place == 0
+        return self.writes_files and self.pipeline.has_last and self.mesh.shards.rank == 0
 
     def has_open_step_come(self) -> bool:
         """Whether the outcome of the last step is on the host."""
         return self.open_step is None or self.open_step.outcome.has_come()
 
-    def enter(self, kind: Kind) -> None:
+    def enter(self, kind: SpanKind) -> None:
         """Tell the recorder, if there is one, what this rank does from now on."""
         if self.recorder is not None:
             self.recorder.enter(kind)
@@ -161,7 +161,7 @@ def make_rank_state(
     compressor = None
     if config.strategy == "synchronous":
         compressor = make_compressor(config, Exchange(mesh.teammates), trained.parameters())
-    replicas = GradientReducer(
+    reducer = GradientReducer(
         trained.stage_modules,
         mesh.groups.summed,
         layout.num_microbatches,
@@ -174,7 +174,7 @@ def make_rank_state(
     scale = trained.loss_scale
     pipeline = Pipeline(
         trained.stage_modules,
-        replicas.modules,
+        reducer.modules,
         layout.stages_of(rank),
         layout,
         device,
@@ -193,7 +193,7 @@ def make_rank_state(
         rows = strategy.rows
         merged = _merged(run, mesh, rows, pipeline)
         if run.job.merges_whole:
-            scorers = Scorers(rows.between.size, rows.between.place, rows.between)
+            scorers = Scorers(rows.across_teams.size, rows.across_teams.rank, rows.across_teams)
     feed = run.job.feed(
         run.batch_layout,
         0 if run.has_subnetworks else mesh.replica_index,
@@ -211,10 +211,10 @@ def make_rank_state(
         strategy=strategy,
         feed=OwnOrder(feed, run) if run.has_subnetworks else feed,
         pipeline=pipeline,
-        replicas=replicas,
+        reducer=reducer,
         scorers=scorers,
         merged=merged,
-        leads=mesh.replica_index == layout.writer,
+        writes_files=mesh.replica_index == layout.writer,
         recorder=recorder,
         stopwatch=stopwatch,
         runs_ahead=on_gpu and config.opt in SKIPPING,
@@ -229,7 +229,7 @@ def _make_strategy(
     return make_strategy(
         run.config,
         run.course,
-        place_in(run, mesh, trained.statistics),
+        position_in(run, mesh, trained.statistics),
         Weights(trained.parameters(), running),
         recorded,
         partial(describe_wide, run, trained.models, trained.optimizer),
@@ -245,6 +245,6 @@ def _merged(run: Run, mesh: Mesh, rows: Rows, pipeline: Pipeline) -> Merged:
         facts = stage_indices, run.layout, device, mesh.pipeline_group
         loss, to_device = run.job.loss(None), partial(send, device=device)
         pipeline = Pipeline(modules, modules, *facts, loss, to_device)
-    columns = RankColumns(rows.between)
+    columns = RankColumns(rows.across_teams)
     share = WideShare(rows.wide.slicing, rows.stored, rows.whole, columns, ROWS_AT_ONCE)
     return run.job.merged(stages, share, pipeline)

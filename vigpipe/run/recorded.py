@@ -36,7 +36,7 @@ def is_recorded(run: Run, sync: Sync, *, on_gpu: bool, is_timed: bool) -> bool:
     }
     reason = next((reason for reason, holds in why_not.items() if holds), None)
     if config.cuda_graph is None:
-        untried = layout.world_size > 1 or config.compile or run.lowered_dtype == torch.float16
+        untried = layout.world_size > 1 or config.compile or run.autocast_dtype == torch.float16
         return reason is None and not untried
     if reason is not None:
         raise InputError(f"--cuda-graph: {reason}; change that, or leave it out")

@@ -155,7 +155,7 @@ class Reporter:
         size = *run.in_batches(item), num_samples
         row = step_row(*facts, step.seconds, run.job.rates(*size, step.seconds), waited, **whose)
         if self.record is None:
-            if own_steps is not None and of_team == 0 and self._state.mesh.shards.place == 0:
+            if own_steps is not None and of_team == 0 and self._state.mesh.shards.rank == 0:
                 own_steps.note(row)
             return
         self.record.add_step(row)

@@ -20,7 +20,7 @@ def share_evaluation(rank_state: RankState, left: Counterparts) -> None:
     run = rank_state.run
     if rank_state.merged is not None:  # all of them take every sample through it
         return
-    rank_state.scorers = Scorers(left.size, left.place, left)
+    rank_state.scorers = Scorers(left.size, left.rank, left)
     if run.layout.has_server:
         rank_state.trained.copy_from(left.size - 1, left)
 
@@ -57,7 +57,7 @@ def _merge(rank_state: RankState, left: Counterparts) -> tuple[str, int]:
         own |= {split: score.numbers() for split, score in scores.items()}
     own_steps = rank_state.own_steps
     assert own_steps is not None
-    by_rank = own_steps.company.share(own)
+    by_rank = own_steps.membership.all_gather(own)
     rank_state.own_scores = [by_rank[rank] for rank in sorted(by_rank) if by_rank[rank]]
     with left.at_once():
         own_steps.average_at_the_end(left)
@@ -125,7 +125,7 @@ def _keep_best(rank_state: RankState, left: Counterparts) -> str:
         score = scores["validation"]
         own = rank_state.mesh.replica_index, main(score), score.loss  # those of all its team
     assert rank_state.own_steps is not None
-    told = rank_state.own_steps.company.share(own).values()
+    told = rank_state.own_steps.membership.all_gather(own).values()
     scores = [s for s in told if s is not None]
     best, *others = sorted(scores, key=lambda s: (-s[1], s[2], s[0]))
     size = run.layout.team_size
@@ -177,7 +177,7 @@ class Kept:
 
     def __init__(self, rank_state: RankState) -> None:
         own_steps = rank_state.own_steps
-        outlives = own_steps is not None and own_steps.company.outlives
+        outlives = own_steps is not None and own_steps.membership.outlives
         self._tensors = [
             *rank_state.trained.state().values(),
             *rank_state.trained.average().values(),

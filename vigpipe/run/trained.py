@@ -71,11 +71,11 @@ class Trained:
         if self.ema is not None:
             self.ema.update(nn.ModuleList(self.models))
 
-    def copy_from(self, place: int, counterparts: Counterparts) -> None:
-        """Take the weights, statistics and averages of the counterpart at a place; all do so."""
+    def copy_from(self, rank: int, counterparts: Counterparts) -> None:
+        """Take the weights, statistics and averages of the counterpart at a rank; all do so."""
         with counterparts.at_once():
             for tensor in (*self.state().values(), *self.average().values()):
-                counterparts.copy_from(place, tensor)
+                counterparts.copy_from(rank, tensor)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -115,7 +115,7 @@ def make_trained(run: Run, rank: int, device: torch.device) -> Trained:
         optimizer,
         _lr_schedule(run, optimizer),
         ema,
-        LossScale(device) if run.lowered_dtype == torch.float16 else None,
+        LossScale(device) if run.autocast_dtype == torch.float16 else None,
     )
 
 
@@ -123,7 +123,7 @@ def make_stage_modules(
     run: Run, models: Sequence[StagedModel], device: torch.device
 ) -> list[StageModule]:
     """Make what runs a rank's stages on micro-batches, and move the stages to its device."""
-    options = (run.dtype, run.lowered_dtype, run.boundary_dtype, run.num_recomputed)
+    options = (run.dtype, run.autocast_dtype, run.boundary_dtype, run.num_recomputed)
     stage_modules: list[StageModule] = []
     for model in models:
         first, last = (run.job.rows_before(run.batch_layout, block) for block in model.span)

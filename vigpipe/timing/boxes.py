@@ -9,10 +9,10 @@ A kind of span has a colour. Where ranks hold several stages each, a rank's late
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from vigpipe.spans import COMPUTE, KINDS, Kind, Span
+from vigpipe.spans import COMPUTE, KINDS, Span, SpanKind
 
 # Okabe and Ito's colours, told apart by colour-blind readers too; waiting stays in the background.
-COLOURS: dict[Kind, str] = {
+COLOURS: dict[SpanKind, str] = {
     "forward": "#56b4e9",
     "backward": "#009e73",
     "wait input": "#f0f0f0",
@@ -36,7 +36,7 @@ class Look(NamedTuple):
     """
 
     name: str
-    kind: Kind
+    kind: SpanKind
     colour: str
     hatch: str
 
@@ -55,7 +55,7 @@ def by_look(spans: Iterable[Span], places: Mapping[int, int]) -> dict[Look, list
 
     Places come from `places_of_stages`, called with all steps that are drawn together.
     """
-    groups: dict[tuple[Kind, int], list[Span]] = {}
+    groups: dict[tuple[SpanKind, int], list[Span]] = {}
     for span in spans:
         place = places.get(span.stage, 0) if span.kind in COMPUTE else 0
         groups.setdefault((span.kind, place), []).append(span)
@@ -84,7 +84,7 @@ def explanation(places: Mapping[int, int]) -> str:
     )
 
 
-def _look(kind: Kind, place: int, places: Mapping[int, int]) -> Look:
+def _look(kind: SpanKind, place: int, places: Mapping[int, int]) -> Look:
     name: str = kind
     if kind in COMPUTE and any(places.values()):
         name += f", {_stages([stage for stage, own in places.items() if own == place])}"

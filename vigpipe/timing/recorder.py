@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from torch import Tensor
 
-from vigpipe.spans import Kind, Span
+from vigpipe.spans import Span, SpanKind
 from vigpipe.timing.clock import Clock
 
 Phase = Literal["train", "test"]
@@ -127,8 +127,8 @@ class Recorder:
         self._step = 0
         self._samples = self._full_batch = 0  # as in the step's rows
         self._last: tuple[Phase, int, float] | None = None  # the previous step, and when it ended
-        self._spans: list[tuple[Kind, int, int, Any, Any]] = []
-        self._open: tuple[Kind | None, int, int, Any] = (None, -1, -1, None)
+        self._spans: list[tuple[SpanKind, int, int, Any, Any]] = []
+        self._open: tuple[SpanKind | None, int, int, Any] = (None, -1, -1, None)
         self._path: list[str] = []
         self._events: list[tuple[str, str, int, int, Any, Any]] = []
         self._begun: dict[_Pass, Any] = {}  # passes whose backward has begun
@@ -218,7 +218,7 @@ class Recorder:
     # ---- spans -------------------------------------------------------------------------------
 
     def enter(
-        self, kind: Kind, stage: int = -1, microbatch: int = -1, gap: Kind | None = None
+        self, kind: SpanKind, stage: int = -1, microbatch: int = -1, gap: SpanKind | None = None
     ) -> None:
         """End the current span, and begin another one.
 

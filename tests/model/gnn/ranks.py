@@ -10,7 +10,7 @@ class Threads:
     """The `Columns` of one of some threads."""
 
     def __init__(self, meeting: Meeting) -> None:
-        self.place, self.size, self._meeting = meeting.place, meeting.size, meeting
+        self.rank, self.size, self._meeting = meeting.rank, meeting.size, meeting
 
     def _all(self, tensor: Tensor) -> list[Tensor]:
         given = self._meeting.shown(tensor.clone())
@@ -25,7 +25,7 @@ class Threads:
 
     def total_at(self, target: int, part: Tensor) -> Tensor | None:
         parts = self._all(part)
-        return _sum(parts) if target == self.place else None
+        return _sum(parts) if target == self.rank else None
 
 
 def _sum(parts: list[Tensor]) -> Tensor:
@@ -35,13 +35,13 @@ def _sum(parts: list[Tensor]) -> Tensor:
     return total
 
 
-def owned_by(model: nn.Module, slicing: Slicing, num: int, place: int) -> dict[str, Tensor]:
+def owned_by(model: nn.Module, slicing: Slicing, num: int, rank: int) -> dict[str, Tensor]:
     """What one of some ranks owns of a wide model."""
     owned = {}
     for name, tensor in model.state_dict().items():
         dim = slicing.owned(name)
         if dim is not None:
-            owned[name] = tensor.index_select(dim, slicing.owned_entries(name, num, place)).clone()
+            owned[name] = tensor.index_select(dim, slicing.owned_entries(name, num, rank)).clone()
     return owned
 
 

@@ -136,7 +136,7 @@ def run_by_columns(
         with NoHiddenSides(WIDTH) if guard else nullcontext():
             for stage in stages:
                 table = stage.slicing(partition_input)
-                mine = {key: owned[columns.place][key] for key in table.sides if key in owned[0]}
+                mine = {key: owned[columns.rank][key] for key in table.sides if key in owned[0]}
                 all_has = {key: whole[key] for key in table.sides if key in whole}
                 part = ByColumns(stage, WideShare(table, mine, all_has, columns, chunk=7))
                 y = part.forward(y, adjacency, estimate=estimate)

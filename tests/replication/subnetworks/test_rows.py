@@ -146,7 +146,7 @@ def test_a_round_takes_slices_and_changes_these_and_nothing_else(model: str, m: 
         own.take(chosen)
         taken = {name: tensor.clone() for name, tensor in own.wide.narrow.items()}
         for tensor in own.wide.narrow.values():
-            tensor += ranks.place + 1
+            tensor += ranks.rank + 1
         own.give(chosen)
         return own, taken
 
@@ -238,7 +238,7 @@ def test_variances_of_whole_channels_count_the_means_too() -> None:
 
     def work(ranks: Threads) -> dict[str, Tensor]:
         numbers = {"n.running_mean": [2.0, 6.0], "n.running_var": [1.0, 1.0]}
-        narrow = {n: torch.tensor([v[ranks.place]]).double() for n, v in numbers.items()}
+        narrow = {n: torch.tensor([v[ranks.rank]]).double() for n, v in numbers.items()}
         slicing = table_of("gcn").__class__({}, dict.fromkeys(narrow, (None,)))
         optimizer = torch.optim.SGD([torch.zeros(1)])
         wide = Wide(slicing, dict.fromkeys(narrow, (1,)), narrow, lambda *_: None, optimizer)

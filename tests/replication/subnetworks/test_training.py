@@ -334,7 +334,7 @@ def test_a_checkpoint_without_moments_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"has no rows/optimizer/exp_avg/convs"):
         load_checkpoint(carried, checkpoint, read_manifest(checkpoint))
     assert carried.own_steps is not None
-    carried.own_steps.company.close()
+    carried.own_steps.membership.close()
     carried.feed.close()
 
 

@@ -17,18 +17,18 @@ class Threads(Counterparts):
 
     def __init__(self, meeting: Meeting) -> None:
         super().__init__(None)
-        self.size, self.place, self._meeting = meeting.size, meeting.place, meeting
+        self.size, self.rank, self._meeting = meeting.size, meeting.rank, meeting
 
     def gather(self, values: Tensor) -> Tensor:
         return torch.stack(self._meeting.shown(values.clone()))
 
     def exchange(self, chunks: Tensor) -> Tensor:
         shown = self._meeting.shown(chunks.clone())
-        return torch.cat([of_rank.chunk(self.size)[self.place] for of_rank in shown])
+        return torch.cat([of_rank.chunk(self.size)[self.rank] for of_rank in shown])
 
     def swap(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         shown = self._meeting.shown([part.clone() for part in parts])
-        received = [of_rank[self.place] for of_rank in shown]
+        received = [of_rank[self.rank] for of_rank in shown]
         assert [len(part) for part in received] == list(sizes)
         return received
 

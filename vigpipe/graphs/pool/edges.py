@@ -11,7 +11,7 @@ from vigpipe.graphs.pool.products import (
     sums_then_product,
 )
 from vigpipe.model.gnn.edges import Edges, Features
-from vigpipe.ops.adjacency import Adjacency, Kind
+from vigpipe.ops.adjacency import Adjacency, Weighting
 from vigpipe.ops.sparse_rows import linear
 
 
@@ -34,14 +34,14 @@ class PooledEdges(Edges):
         looped = self.adjacency.with_loops()
         return PooledEdges(looped, self._pool, self._chunks, fused=self.fused)
 
-    def sums(self, x: Tensor, kind: Kind, added: Tensor | None = None) -> Tensor:
+    def sums(self, x: Tensor, weighting: Weighting, added: Tensor | None = None) -> Tensor:
         """Sum what the edges bring in the pool; see `Edges.sums`."""
-        return pooled_sums(x.contiguous(), added, self._sums(kind))
+        return pooled_sums(x.contiguous(), added, self._sums(weighting))
 
     def sums_then_product(
         self,
         x: Tensor,
-        kind: Kind,
+        weighting: Weighting,
         weight: Tensor,
         bias: Tensor | None = None,
         *,
@@ -50,14 +50,14 @@ class PooledEdges(Edges):
     ) -> Tensor:
         """Multiply chunks of sums while others are summed; see `Edges.sums_then_product`."""
         dense = _dense(beside)
-        y = sums_then_product(x.contiguous(), added, weight, bias, dense, self._sums(kind))
+        y = sums_then_product(x.contiguous(), added, weight, bias, dense, self._sums(weighting))
         return self._with_sparse(y, beside)
 
     def product_then_sums(
         self,
         x: Features,
         weight: Tensor,
-        kind: Kind,
+        weighting: Weighting,
         added: Tensor | None = None,
         *,
         itself: Tensor | None = None,
@@ -65,8 +65,10 @@ class PooledEdges(Edges):
     ) -> Tensor:
         """Sum chunks of products while others are multiplied; see `Edges.product_then_sums`."""
         if not isinstance(x, Tensor):  # sparse rows are multiplied at once
-            return super().product_then_sums(x, weight, kind, added, itself=itself, beside=beside)
-        dense, sums = _dense(beside), self._sums(kind)
+            return super().product_then_sums(
+                x, weight, weighting, added, itself=itself, beside=beside
+            )
+        dense, sums = _dense(beside), self._sums(weighting)
         y, products = product_then_sums(x.contiguous(), weight, added, dense, sums)
         return self._with_sparse(y if itself is None else y + itself * products, beside)
 
@@ -76,8 +78,8 @@ class PooledEdges(Edges):
             return y
         return linear(*beside, y, fused=self.fused)
 
-    def _sums(self, kind: Kind) -> PooledSums:
-        return PooledSums(self._pool, self._chunks, self.adjacency, kind, self.fused)
+    def _sums(self, weighting: Weighting) -> PooledSums:
+        return PooledSums(self._pool, self._chunks, self.adjacency, weighting, self.fused)
 
 
 def _dense(beside: tuple[Features, Tensor] | None) -> tuple[Tensor, Tensor] | None:

@@ -10,20 +10,20 @@ from torch import Tensor
 
 from vigpipe.graphs.chunks import Chunks
 from vigpipe.graphs.pool.pool import Pool
-from vigpipe.ops.adjacency import Adjacency, Kind
+from vigpipe.ops.adjacency import Adjacency, Weighting
 from vigpipe.ops.sparse import write_sums
 
 
 class PooledSums(NamedTuple):
     """Sums over the edges of a graph on the host, which a pool makes in chunks of nodes.
 
-    One rank has all nodes of the chunks. `kind` names the weights of `Adjacency.weights`.
+    One rank has all nodes of the chunks. `weighting` names the weights of `Adjacency.weights`.
     """
 
     pool: Pool
     chunks: Chunks
     adjacency: Adjacency
-    kind: Kind
+    weighting: Weighting
     fused: bool
     transposed: bool = False
 
@@ -61,7 +61,7 @@ class PooledSums(NamedTuple):
         """Sum a chunk on the calling thread; all tensors are on the host. See `begin`."""
         part = added if added is None or added.dim() == 1 else added[rows]
         options = {"transposed": self.transposed, "fused": self.fused}
-        write_sums(self.adjacency, x, self.kind, rows, out[rows], part, **options)
+        write_sums(self.adjacency, x, self.weighting, rows, out[rows], part, **options)
 
 
 class Summing:

@@ -5,12 +5,12 @@ from typing import NamedTuple
 import numpy as np
 
 from vigpipe.graphs.graph import Graph
-from vigpipe.ops.adjacency import Kind
+from vigpipe.ops.adjacency import Weighting
 
-_KINDS: dict[str, Kind] = {"gcn": "gcn", "gcn2": "gcn", "gin": "ones"}
+_KINDS: dict[str, Weighting] = {"gcn": "gcn", "gcn2": "gcn", "gin": "ones"}
 
 
-def kind_of(model: str) -> Kind:
+def weighting_of(model: str) -> Weighting:
     """Return the weights of a model's sums; `mean` for models that take no sums."""
     return _KINDS.get(model, "mean")
 
@@ -36,18 +36,18 @@ def degrees_of(graph: Graph) -> Degrees:
 
 
 def squared_columns(
-    graph: Graph, kind: Kind, degrees: np.ndarray, *, with_loops: bool
+    graph: Graph, weighting: Weighting, degrees: np.ndarray, *, with_loops: bool
 ) -> np.ndarray:
     """Return ||A[:, u]||² of every node u, (n,) float64.
 
-    A consists of the weights of `kind`, see `Adjacency.weights`, which are computed from the
+    A consists of the weights of `weighting`, see `Adjacency.weights`, which are computed from the
     degrees, for `gcn` those with self-loops. The graph's own self-loops belong to A on request.
     """
     sources, targets = graph.sources(), graph.targets()
     inverses = 1 / np.maximum(degrees, 1)
-    if kind == "ones":
+    if weighting == "ones":
         squares = np.ones(graph.num_edges)
-    elif kind == "mean":
+    elif weighting == "mean":
         squares = (inverses**2)[targets]
     else:
         squares = inverses[targets] * inverses[sources]

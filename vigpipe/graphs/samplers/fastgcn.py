@@ -13,24 +13,24 @@ from vigpipe.graphs.graph import Graph, rows_of_kept
 from vigpipe.graphs.samplers.aggregation import degrees_of, squared_columns
 from vigpipe.graphs.samplers.draws import Urn
 from vigpipe.graphs.samplers.layered import Edges
-from vigpipe.ops.adjacency import Kind
+from vigpipe.ops.adjacency import Weighting
 
 
 class ImportantNodes:
     """Takes the edges that come from nodes which are drawn for the layer.
 
     Only one thread at a time may call `sample`, which writes to a table; `InLayers` has a lock. A
-    consists of the weights of `kind`, without the self-loops of `gcn`; t is `layer_nodes`. The
+    consists of the weights of `weighting`, without the self-loops of `gcn`; t is `layer_nodes`. The
     graph must have edges.
     """
 
-    def __init__(self, graph: Graph, kind: Kind, layer_nodes: int) -> None:
+    def __init__(self, graph: Graph, weighting: Weighting, layer_nodes: int) -> None:
         self._graph, self._num = graph, layer_nodes
         plain, looped = degrees_of(graph)
-        if kind == "gcn":
-            norms = squared_columns(graph, kind, looped, with_loops=False)
+        if weighting == "gcn":
+            norms = squared_columns(graph, weighting, looped, with_loops=False)
         else:
-            norms = squared_columns(graph, kind, plain, with_loops=True)
+            norms = squared_columns(graph, weighting, plain, with_loops=True)
         if not norms.any():  # all edges are self-loops, which are not sampled
             norms = np.ones(graph.num_nodes)
         self._shares, self._urn = norms / norms.sum(), Urn(norms)

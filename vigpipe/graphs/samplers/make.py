@@ -11,7 +11,7 @@ from vigpipe.graphs.partitions.cached import cached_partition
 from vigpipe.graphs.partitions.generations import Generations
 from vigpipe.graphs.partitions.partition import Method, Partition
 from vigpipe.graphs.prepared.graph import PreparedGraph
-from vigpipe.graphs.samplers.aggregation import kind_of
+from vigpipe.graphs.samplers.aggregation import weighting_of
 from vigpipe.graphs.samplers.counts import kept_counts
 from vigpipe.graphs.samplers.draws import DrawNodes
 from vigpipe.graphs.samplers.fastgcn import ImportantNodes
@@ -64,8 +64,8 @@ def make_rank_parts(config: TrainConfig, graph: Graph, num_ranks: int) -> Partit
 
 def _saint_nodes(config: TrainConfig, graph: Graph) -> Sampler:
     assert config.sample_nodes is not None
-    num, kind = config.sample_nodes, "gcn" if kind_of(config.model) == "gcn" else "mean"
-    return _saint(config, graph, (kind, num), by_nodes(graph, kind, num), num)
+    num, weighting = config.sample_nodes, "gcn" if weighting_of(config.model) == "gcn" else "mean"
+    return _saint(config, graph, (weighting, num), by_nodes(graph, weighting, num), num)
 
 
 def _saint_edges(config: TrainConfig, graph: Graph) -> Sampler:
@@ -100,7 +100,7 @@ def _saint(
 def _fastgcn(config: TrainConfig, graph: Graph) -> Sampler:
     assert config.layer_nodes is not None
     _check_edges(config, graph)
-    nodes = ImportantNodes(graph, kind_of(config.model), config.layer_nodes)
+    nodes = ImportantNodes(graph, weighting_of(config.model), config.layer_nodes)
     return _in_layers(config, graph, nodes)
 
 

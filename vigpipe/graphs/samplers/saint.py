@@ -98,14 +98,14 @@ class Saint(Sampler):
         }
 
 
-def by_nodes(graph: Graph, kind: Literal["gcn", "mean"], num: int) -> DrawNodes:
+def by_nodes(graph: Graph, weighting: Literal["gcn", "mean"], num: int) -> DrawNodes:
     """Draw `num` nodes with replacement, in proportion to their squared column norm.
 
     The columns are those of the adjacency matrix with a self-loop at every node, so that every node
     can be drawn: of the model's own matrix for `gcn`, otherwise of the one normalised by rows.
     """
     degrees = degrees_of(graph).looped
-    of_others = squared_columns(graph, kind, degrees, with_loops=False)
+    of_others = squared_columns(graph, weighting, degrees, with_loops=False)
     urn = Urn(of_others + (1 / degrees) ** 2)
     return lambda draws: urn.draw(num, draws)
 

@@ -19,8 +19,8 @@ from torch.autograd import Function
 from vigpipe.graphs.graph import edges_into, rows_of_kept, sort_rows
 from vigpipe.graphs.split.shared import SharedEdges
 from vigpipe.graphs.split.stale import StaleHalos
-from vigpipe.ops.adjacency import Adjacency, Excerpt, Kind, Sampled
-from vigpipe.parallel.shards import Gifts, Shards, copies_of
+from vigpipe.ops.adjacency import Adjacency, Excerpt, Sampled, Weighting
+from vigpipe.parallel.shards import Contribution, Shards, copies_of
 
 HALOS = "halos"  # what is sent
 
@@ -112,8 +112,8 @@ class Halo:
         )
 
 
-def make_halo(adjacency: Adjacency, parts: np.ndarray, place: int) -> Halo:
-    """Find what the rank of part `place` has of the whole graph, which is on the host.
+def make_halo(adjacency: Adjacency, parts: np.ndarray, rank: int) -> Halo:
+    """Find what the rank of part `rank` has of the whole graph, which is on the host.
 
     `parts` has the part of each node, (n,) int64 from 0 to m - 1.
     """
@@ -121,12 +121,12 @@ def make_halo(adjacency: Adjacency, parts: np.ndarray, place: int) -> Halo:
     sources = adjacency.indices.numpy()
     to, sent = _crossings(adjacency.targets.numpy(), sources, parts)
     owners = parts[sent]
-    in_halo = np.flatnonzero(to == place)
+    in_halo = np.flatnonzero(to == rank)
     in_halo = in_halo[np.argsort(owners[in_halo], kind="stable")]
-    given = [np.flatnonzero((owners == place) & (to == part)) for part in range(num_parts)]
+    given = [np.flatnonzero((owners == rank) & (to == part)) for part in range(num_parts)]
     boundary = Boundary(owners, to, in_halo, tuple(given))
 
-    nodes = np.flatnonzero(parts == place)
+    nodes = np.flatnonzero(parts == rank)
     here = np.concatenate((nodes, sent[in_halo]))
     row_of = np.full(num_nodes, -1)
     row_of[here] = np.arange(len(here))
@@ -173,9 +173,9 @@ class HaloEdges(SharedEdges):
         # Rows, and these with their halo: attention scores them, then sums the same ones.
         self._last: tuple[Tensor, Tensor] | None = None
 
-    def sums(self, x: Tensor, kind: Kind, added: Tensor | None = None) -> Tensor:
+    def sums(self, x: Tensor, weighting: Weighting, added: Tensor | None = None) -> Tensor:
         """Sum what the edges bring, from the halo too; see `Edges.sums`."""
-        return super().sums(self._with_halo(x), kind, added)
+        return super().sums(self._with_halo(x), weighting, added)
 
     def maximum(self, x: Tensor) -> Tensor:
         """Take the maximum of what the edges bring, from the halo too: (n_k, C) -> (n_k, C)."""
@@ -218,16 +218,16 @@ class _WithHalo(Function):
     def forward(ctx: Any, x: Tensor, halo: Halo, shards: Shards) -> Tensor:  # noqa: ANN401
         ctx.halo, ctx.shards = halo, shards
 
-        fill = copies_of(lambda to: x if to == shards.place else x[halo.given[to]])
+        write = copies_of(lambda to: x if to == shards.rank else x[halo.given[to]])
         shapes = [(halo.length(part), x.shape[1]) for part in range(shards.size)]
         return shards.exchange(
-            Gifts(fill, shapes, lambda of, to: (halo.rows_from(of, to),), x), HALOS
+            Contribution(write, shapes, lambda of, to: (halo.rows_from(of, to),), x), HALOS
         )
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
-        back = ctx.shards.exchange(_given_back(grad, ctx.halo, ctx.shards.place), HALOS)
-        return _added_up(grad, back, ctx.halo, ctx.shards.place), None, None
+        back = ctx.shards.exchange(_given_back(grad, ctx.halo, ctx.shards.rank), HALOS)
+        return _added_up(grad, back, ctx.halo, ctx.shards.rank), None, None
 
 
 class _WithStaleHalo(Function):
@@ -243,11 +243,11 @@ class _WithStaleHalo(Function):
         slot: int,
     ) -> Tensor:
         ctx.halo, ctx.shards, ctx.stale, ctx.slot = halo, shards, stale, slot
-        place, counts = shards.place, halo.counts
+        rank, counts = shards.rank, halo.counts
         firsts = np.cumsum(counts, axis=0) - counts  # where each part's rows begin in each halo
 
         begun = shards.begin(
-            Gifts(
+            Contribution(
                 copies_of(lambda to: x[halo.given[to]]),
                 [(int(counts[:, part].sum()), x.shape[1]) for part in range(shards.size)],
                 lambda of, to: (slice(int(firsts[of, to]), int(firsts[of, to] + counts[of, to])),),
@@ -255,35 +255,35 @@ class _WithStaleHalo(Function):
             ),
             HALOS,
         )
-        assert not counts[place, place]
+        assert not counts[rank, rank]
         return torch.cat((x, stale.last(("features", slot), begun)))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
         halo, shards = ctx.halo, ctx.shards
-        begun = shards.begin(_given_back(grad, halo, shards.place), HALOS)
+        begun = shards.begin(_given_back(grad, halo, shards.rank), HALOS)
         back = ctx.stale.last(("gradients", ctx.slot), begun)
-        return _added_up(grad, back, halo, shards.place), None, None, None, None
+        return _added_up(grad, back, halo, shards.rank), None, None, None, None
 
 
-def _given_back(grad: Tensor, halo: Halo, place: int) -> Gifts:
+def _given_back(grad: Tensor, halo: Halo, rank: int) -> Contribution:
     """Return how the gradients of a halo go back."""
     counts, parts = halo.counts, range(len(halo.sizes))
     firsts = np.cumsum(counts, axis=1) - counts  # where each part's begin in what a rank gets back
 
-    fill = copies_of(lambda to: grad[:0] if to == place else grad[halo.rows_from(to, place)])
+    write = copies_of(lambda to: grad[:0] if to == rank else grad[halo.rows_from(to, rank)])
 
     def index(of: int, to: int) -> tuple[slice]:
         return (slice(int(firsts[to, of]), int(firsts[to, of] + counts[to, of])),)
 
     shapes = [(int(counts[part].sum()), grad.shape[1]) for part in parts]
-    return Gifts(fill, shapes, index, grad)
+    return Contribution(write, shapes, index, grad)
 
 
-def _added_up(grad: Tensor, back: Tensor, halo: Halo, place: int) -> Tensor:
+def _added_up(grad: Tensor, back: Tensor, halo: Halo, rank: int) -> Tensor:
     """Add the gradients that came back to those of the rank's own rows: (n_k, C)."""
-    d_x = grad[: halo.sizes[place]].clone()
-    by_part = back.split(halo.counts[place].tolist())
+    d_x = grad[: halo.sizes[rank]].clone()
+    by_part = back.split(halo.counts[rank].tolist())
     for rows, part in zip(halo.given, by_part, strict=True):
         d_x.index_add_(0, rows, part)
     return d_x

@@ -13,7 +13,7 @@ from vigpipe.graphs.chunks import Chunks
 from vigpipe.graphs.split.shared import SharedEdges
 from vigpipe.graphs.split.sums import Sums, WholeSums, product_columns, switched_sums
 from vigpipe.model.gnn.edges import Features
-from vigpipe.ops.adjacency import Adjacency, Kind
+from vigpipe.ops.adjacency import Adjacency, Weighting
 from vigpipe.ops.sparse_rows import linear
 from vigpipe.parallel.shards import Shards
 from vigpipe.parallel.switch import SCORES, all_rows, to_columns, to_rows, total
@@ -45,16 +45,16 @@ class MixedEdges(SharedEdges):
         # Rows, and the columns that they were sent as: attention scores them, then sums the same.
         self._last: tuple[Tensor, Tensor] | None = None
 
-    def sums(self, x: Tensor, kind: Kind, added: Tensor | None = None) -> Tensor:
+    def sums(self, x: Tensor, weighting: Weighting, added: Tensor | None = None) -> Tensor:
         """Sum what the edges bring, a rank's columns at a time; see `Edges.sums`."""
         columns = self._to_columns(x) if self._is_features(x) else None
-        return switched_sums(x, columns, added, self._sums(kind), self.shards, self._chunks)
+        return switched_sums(x, columns, added, self._sums(weighting), self.shards, self._chunks)
 
     def product_then_sums(
         self,
         x: Features,
         weight: Tensor,
-        kind: Kind,
+        weighting: Weighting,
         added: Tensor | None = None,
         *,
         itself: Tensor | None = None,
@@ -63,13 +63,15 @@ class MixedEdges(SharedEdges):
         """Write products where they are summed; see `Edges.product_then_sums`."""
         is_autocast = torch.is_autocast_enabled(weight.device.type)
         if itself is not None or is_autocast or not isinstance(x, Tensor):
-            return super().product_then_sums(x, weight, kind, added, itself=itself, beside=beside)
+            return super().product_then_sums(
+                x, weight, weighting, added, itself=itself, beside=beside
+            )
         rows, columns = product_columns(x, weight, self._num_nodes, self.shards)
-        y = switched_sums(rows, columns, added, self._sums(kind), self.shards)
+        y = switched_sums(rows, columns, added, self._sums(weighting), self.shards)
         return y if beside is None else linear(*beside, y, fused=self.fused)
 
-    def _sums(self, kind: Kind) -> Sums:
-        return WholeSums(self.adjacency, kind, self.fused)
+    def _sums(self, weighting: Weighting) -> Sums:
+        return WholeSums(self.adjacency, weighting, self.fused)
 
     def maximum(self, x: Tensor) -> Tensor:
         """Take the maximum of what the edges bring, a rank's columns at a time: (n_k, C)."""

@@ -144,7 +144,7 @@ class ShardedByParts(Sharding):
 
     @cached_property
     def _own(self) -> np.ndarray:
-        return np.flatnonzero(self._owners == self._shards.place)
+        return np.flatnonzero(self._owners == self._shards.rank)
 
     def own(self, nodes: np.ndarray) -> np.ndarray:
         """Return the nodes of the rank's part; `nodes` are always those of the whole graph."""
@@ -159,7 +159,7 @@ class ShardedByParts(Sharding):
     ) -> Shard:
         """Choose the rank's part of the graph."""
         assert isinstance(sub_graph.adjacency, Adjacency)
-        self._halo = make_halo(sub_graph.adjacency, self._owners, self._shards.place)
+        self._halo = make_halo(sub_graph.adjacency, self._owners, self._shards.rank)
         edges = self._edges(self._halo.to(device), features)
         return Shard(self._own, edges, len(self._own))
 

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from vigpipe.graphs.chunks import Chunks
-from vigpipe.ops.adjacency import Adjacency, Kind
+from vigpipe.ops.adjacency import Adjacency, Weighting
 from vigpipe.ops.sparse import write_sums
-from vigpipe.parallel.shards import Gifts, Shards, copies_of
+from vigpipe.parallel.shards import Contribution, Shards, copies_of
 from vigpipe.parallel.switch import SWITCHES, cut, length_of
 
 MOST_PIECES = 2  # into which a rank cuts its columns
@@ -53,10 +53,10 @@ class Sums(Protocol):
 
 
 class WholeSums(NamedTuple):
-    """Sums on a rank that has all edges, with the weights `kind` of `Adjacency.weights`."""
+    """Sums on a rank that has all edges, with the weights `weighting` of `Adjacency.weights`."""
 
     adjacency: Adjacency
-    kind: Kind
+    weighting: Weighting
     fused: bool
     transposed: bool = False
 
@@ -75,7 +75,7 @@ class WholeSums(NamedTuple):
         """Write the sums of some pieces of rows; see `Sums.write`."""
         options = {"transposed": self.transposed, "fused": self.fused}
         for piece, of_piece in zip(rows, out, strict=True):
-            write_sums(self.adjacency, x, self.kind, piece, of_piece, added, **options)
+            write_sums(self.adjacency, x, self.weighting, piece, of_piece, added, **options)
 
 
 def switched_sums(
@@ -128,7 +128,9 @@ class _ProductColumns(Function):
                 torch.mm(x, weight[channels].T, out=block)
 
         shapes = [(num_nodes, length_of(channels)) for channels in owned]
-        columns = shards.exchange(Gifts(multiply, shapes, lambda of, to: (rows[of],), x), SWITCHES)
+        columns = shards.exchange(
+            Contribution(multiply, shapes, lambda of, to: (rows[of],), x), SWITCHES
+        )
         ctx.save_for_backward(x, weight)
         ctx.mark_non_differentiable(columns)
         ctx.set_materialize_grads(False)  # no zeros for the columns
@@ -185,7 +187,7 @@ def _sum_by_columns(
     """
     num_channels = x.shape[1]
     rows, owned = shards.slices(sums.num_nodes), shards.slices(num_channels)
-    own, pieces = owned[shards.place], _pieces(owned, columns is not None)
+    own, pieces = owned[shards.rank], _pieces(owned, columns is not None)
     if chunks is not None:
         assert isinstance(sums, WholeSums)
         y = x.new_empty(len(x), num_channels)
@@ -197,13 +199,13 @@ def _sum_by_columns(
     def fill(blocks: Sequence[Tensor]) -> None:
         for piece in pieces:
             part = _send_piece(x, piece, rows, shards) if columns is None else columns
-            mine = piece[shards.place]
+            mine = piece[shards.rank]
             here = slice(mine.start - own.start, mine.stop - own.start)
             of_bias = None if bias is None else bias[mine]
             sums.write(part, rows, [block[:, here] for block in blocks], of_bias)
 
     return shards.exchange(
-        Gifts(
+        Contribution(
             fill,
             [(length_of(of_rank), num_channels) for of_rank in rows],
             lambda of, to: (_EVERY, owned[of]),
@@ -227,7 +229,7 @@ def _sum_in_chunks(
 
     The sums arrive in y, (n_k, C); each of the returned functions waits for those of a chunk.
     """
-    mine = piece[shards.place]
+    mine = piece[shards.rank]
     of_bias = None if bias is None else bias[mine]
     part, arrivals = columns, []
     if part is None:
@@ -242,13 +244,13 @@ def _sum_in_chunks(
         for arrived in arrivals[num_arrived : last + 1]:
             arrived()
         num_arrived = max(num_arrived, last + 1)
-        gifts = Gifts(
+        contribution = Contribution(
             lambda blocks, c=of_chunk: sums.write(part, c, blocks, of_bias),
             shapes,
             lambda of, to, c=of_chunk: (chunks.local(c, to), piece[of]),
             x,
         )
-        waits.append(shards.begin(gifts, SWITCHES, y))
+        waits.append(shards.begin(contribution, SWITCHES, y))
     for arrived in arrivals[num_arrived:]:  # no edge needs these
         arrived()
     return waits
@@ -263,14 +265,14 @@ def _send_chunk(
     part: Tensor,
 ) -> Callable[[], Tensor]:
     """Begin to send every rank its columns of this rank's rows of a chunk, to arrive in `part`."""
-    some = chunks.local(of_chunk, shards.place)
-    gifts = Gifts(
+    some = chunks.local(of_chunk, shards.rank)
+    contribution = Contribution(
         copies_of(lambda to: x[some, piece[to]]),
         [(chunks.num_nodes, length_of(of_rank)) for of_rank in piece],
         lambda of, to: (of_chunk[of],),
         x,
     )
-    return shards.begin(gifts, SWITCHES, part)
+    return shards.begin(contribution, SWITCHES, part)
 
 
 def _pieces(owned: Sequence[slice], are_whole: bool) -> list[tuple[slice, ...]]:
@@ -287,7 +289,7 @@ def _send_piece(x: Tensor, piece: Sequence[slice], rows: Sequence[slice], shards
     """Send every rank its columns in a piece of this rank's rows, (n_k, c); return (n, c)."""
     num_nodes = rows[-1].stop
     return shards.exchange(
-        Gifts(
+        Contribution(
             copies_of(lambda to: x[:, piece[to]]),
             [(num_nodes, length_of(of_rank)) for of_rank in piece],
             lambda of, to: (rows[of],),

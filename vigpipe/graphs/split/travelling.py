@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from vigpipe.graphs.split.mixed import MixedEdges
-from vigpipe.ops.adjacency import Adjacency, Excerpt, Factors, Kind
+from vigpipe.ops.adjacency import Adjacency, Excerpt, Factors, Weighting
 from vigpipe.ops.sparse import kernels_for, widened, write_sums
-from vigpipe.parallel.shards import Gifts, Shards, copies_of
+from vigpipe.parallel.shards import Contribution, Shards, copies_of
 from vigpipe.parallel.switch import length_of, send_columns, send_rows
 
 EDGES = "edges"  # what is sent
@@ -36,10 +36,12 @@ class Block(Adjacency):
         self._keep(indptr, indices, degrees.num_targets)
         self._rows, self._of_nodes, self._is_transposed = rows, degrees, transposed
 
-    def factors(self, kind: Kind, dtype: torch.dtype, transposed: bool = False) -> Factors:
+    def factors(
+        self, weighting: Weighting, dtype: torch.dtype, transposed: bool = False
+    ) -> Factors:
         """Return the nodes' factors in the graph of the block; see `Adjacency.factors`."""
         assert not transposed  # the reversed edges are another block
-        _, of_sources, of_targets = self._of_nodes.factors(kind, dtype, self._is_transposed)
+        _, of_sources, of_targets = self._of_nodes.factors(weighting, dtype, self._is_transposed)
         return Factors(None, of_sources, None if of_targets is None else of_targets[self._rows])
 
 
@@ -56,14 +58,14 @@ class Blocks:
         is_symmetric = whole.transposed is whole
         reverse = blocks if is_symmetric else _packed(whole.transposed, self._rows)
         self._sizes = [[len(block) for block in of_all] for of_all in (blocks, reverse)]
-        self._own = [of_all[shards.place].to(device) for of_all in (blocks, reverse)]
+        self._own = [of_all[shards.rank].to(device) for of_all in (blocks, reverse)]
 
     def in_turn(self, transposed: bool) -> Iterator[tuple[int, Block]]:
         """Yield each rank and its block, this rank's first."""
         shards, sizes = self._shards, self._sizes[transposed]
         packed = self._own[transposed]
         for distance in range(shards.size):
-            owner = (shards.place + distance) % shards.size
+            owner = (shards.rank + distance) % shards.size
             following = None
             if distance + 1 < shards.size:
                 following = self._pass_on(packed, sizes, distance)
@@ -74,25 +76,25 @@ class Blocks:
     def _pass_on(self, packed: Tensor, sizes: Sequence[int], distance: int) -> Callable[[], Tensor]:
         """Begin to give the block to the rank before this one, and to get the next rank's."""
         shards = self._shards
-        before = (shards.place - 1) % shards.size
+        before = (shards.rank - 1) % shards.size
 
         def size_for(rank: int) -> int:
             return sizes[(rank + 1 + distance) % shards.size]
 
-        gifts = Gifts(
+        contribution = Contribution(
             copies_of(lambda to: packed if to == before else packed[:0]),
             [(size_for(rank),) for rank in range(shards.size)],
             lambda of, to: (slice(0, size_for(to) if (to + 1) % shards.size == of else 0),),
             packed,
         )
-        return shards.begin(gifts, EDGES, packed.new_empty(size_for(shards.place)))
+        return shards.begin(contribution, EDGES, packed.new_empty(size_for(shards.rank)))
 
 
 class TravellingSums(NamedTuple):
     """Sums over edges whose blocks travel; see `vigpipe.graphs.split.sums.Sums`."""
 
     blocks: Blocks
-    kind: Kind
+    weighting: Weighting
     fused: bool
     transposed: bool = False
 
@@ -111,7 +113,7 @@ class TravellingSums(NamedTuple):
         """Write the sums of all nodes, with the rows of each rank in `rows`; see `Sums.write`."""
         for owner, block in self.blocks.in_turn(self.transposed):
             every = slice(0, length_of(rows[owner]))
-            write_sums(block, x, self.kind, every, out[owner], added, fused=self.fused)
+            write_sums(block, x, self.weighting, every, out[owner], added, fused=self.fused)
 
 
 class TravellingEdges(MixedEdges):
@@ -146,8 +148,8 @@ class TravellingEdges(MixedEdges):
         y = _Maximum.apply(self._to_columns(x), self._blocks, x.shape[1], self.shards, self.fused)
         return y  # pyright: ignore[reportReturnType]
 
-    def _sums(self, kind: Kind) -> TravellingSums:
-        return TravellingSums(self._blocks, kind, self.fused)
+    def _sums(self, weighting: Weighting) -> TravellingSums:
+        return TravellingSums(self._blocks, weighting, self.fused)
 
     @property
     def _blocks(self) -> Blocks:

@@ -33,7 +33,7 @@ class Columns(Protocol):
         ...
 
     @property
-    def place(self) -> int:
+    def rank(self) -> int:
         """Index of this rank's block of channels, k."""
         ...
 
@@ -122,7 +122,7 @@ class WideShare:
         for rank in range(self.columns.size):
             parts = [x @ weight for weight in self._blocks(name, rank, x.device)]
             product = self.columns.total_at(rank, torch.cat(parts, 1))
-            own = product if rank == self.columns.place else own
+            own = product if rank == self.columns.rank else own
         assert own is not None
         return own
 
@@ -169,7 +169,7 @@ class WideShare:
         """Return the inputs for which the rank has weights; None for all."""
         if self.slicing.owned(self.prefix + name) != 1:
             return None
-        return self._stretches(name, self.columns.place)
+        return self._stretches(name, self.columns.rank)
 
     def _from_blocks(self, x: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
         """Multiply all columns, one rank's after the other's, by this rank's rows of weights."""

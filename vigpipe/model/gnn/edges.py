@@ -9,7 +9,7 @@ so that a layer is written only once.
 from torch import Tensor, nn
 
 from vigpipe.model.keyed_dropout import pair_keys
-from vigpipe.ops.adjacency import Adjacency, Kind
+from vigpipe.ops.adjacency import Adjacency, Weighting
 from vigpipe.ops.sparse import (
     attention_sum,
     constant_sum,
@@ -66,18 +66,18 @@ class Edges:
         """Return the edges with a self-loop at every node; existing loops stay."""
         return Edges(self.adjacency.with_loops(), fused=self.fused)
 
-    def sums(self, x: Tensor, kind: Kind, added: Tensor | None = None) -> Tensor:
+    def sums(self, x: Tensor, weighting: Weighting, added: Tensor | None = None) -> Tensor:
         """Sum what the edges bring, with weights that follow from the graph: (n, C) -> (m, C).
 
-        The kind of weights is that of `Adjacency.weights`. What is added to the sums is (m, C), or
+        The weighting is that of `Adjacency.weights`. What is added to the sums is (m, C), or
         (C,) for all targets.
         """
-        return constant_sum(self.adjacency, x, kind, added, fused=self.fused)
+        return constant_sum(self.adjacency, x, weighting, added, fused=self.fused)
 
     def sums_then_product(
         self,
         x: Tensor,
-        kind: Kind,
+        weighting: Weighting,
         weight: Tensor,
         bias: Tensor | None = None,
         *,
@@ -89,14 +89,14 @@ class Edges:
         The bias, (C',), is added to the products. `beside` are features, (m, D), and weights,
         (C', D), whose product is added to the result, too.
         """
-        y = linear(self.sums(x, kind, added), weight, bias)
+        y = linear(self.sums(x, weighting, added), weight, bias)
         return y if beside is None else linear(*beside, y, fused=self.fused)
 
     def product_then_sums(
         self,
         x: Features,
         weight: Tensor,
-        kind: Kind,
+        weighting: Weighting,
         added: Tensor | None = None,
         *,
         itself: Tensor | None = None,
@@ -108,7 +108,7 @@ class Edges:
         that of `sums_then_product`.
         """
         products = linear(x, weight, fused=self.fused)
-        y = self.sums(products, kind, added)
+        y = self.sums(products, weighting, added)
         y = y if itself is None else y + itself * self.own(products)
         return y if beside is None else linear(*beside, y, fused=self.fused)
 

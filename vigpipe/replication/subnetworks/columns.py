@@ -1,4 +1,4 @@
-"""Exchange columns between ranks that share the channels of a wide model."""
+"""Exchange columns across_teams ranks that share the channels of a wide model."""
 
 import torch
 import torch.distributed as dist
@@ -10,14 +10,14 @@ from vigpipe.parallel.counterparts import Counterparts
 class RankColumns:
     """Ranks with the same stages, each with a block of the channels; see `model.gnn.columns`."""
 
-    def __init__(self, between: Counterparts) -> None:
-        self._between = between
-        self.size, self.place = between.size, between.place
+    def __init__(self, across_teams: Counterparts) -> None:
+        self._between = across_teams
+        self.size, self.rank = across_teams.size, across_teams.rank
 
     def from_(self, source: int, block: Tensor) -> Tensor:
         """Return the block of one rank; every rank gives its own, all of one shape."""
         block = block.contiguous()
-        received = block if source == self.place else torch.empty_like(block)
+        received = block if source == self.rank else torch.empty_like(block)
         self._between.copy_from(source, received)
         return received
 
@@ -31,13 +31,13 @@ class RankColumns:
     def total_at(self, target: int, part: Tensor) -> Tensor | None:
         """Return the sum of all ranks' parts on one of them, and None on the others."""
         group = self._between.group
-        if self.place != target:
+        if self.rank != target:
             dist.send(part.contiguous(), group=group, group_dst=target)
             return None
         total = torch.zeros_like(part)
         for rank in range(self.size):
             received = part
-            if rank != self.place:
+            if rank != self.rank:
                 received = torch.empty_like(part, memory_format=torch.contiguous_format)
                 dist.recv(received, group=group, group_src=rank)
             total += received

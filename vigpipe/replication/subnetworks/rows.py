@@ -69,14 +69,14 @@ class Rows:
 
     Attributes:
         wide: the wide model.
-        between: the m ranks with the same stages.
+        across_teams: the m ranks with the same stages.
         stored: the parts of divided tensors that it stores; their memory is a file.
         whole: the tensors of its sub-model that are not divided.
         bytes_sent: bytes of slices that this rank has sent to others.
     """
 
-    def __init__(self, wide: Wide, between: Counterparts) -> None:
-        self.wide, self._slicing, self.between = wide, wide.slicing, between
+    def __init__(self, wide: Wide, across_teams: Counterparts) -> None:
+        self.wide, self._slicing, self.across_teams = wide, wide.slicing, across_teams
         names = [*wide.narrow, *wide.moments]
         divided = [name for name in names if wide.slicing.owned(name) is not None]
         specs = {name: (self._narrow(name).dtype, self._stored_shape(name)) for name in divided}
@@ -86,14 +86,14 @@ class Rows:
         for name, tensor in self.stored.items():
             if name in wide.narrow:  # moments begin as zeros, as the file does
                 dim, _, _ = self._slicing.owned_side(name)
-                entries = wide.slicing.owned_entries(name, between.size, between.place)
+                entries = wide.slicing.owned_entries(name, across_teams.size, across_teams.rank)
                 wide.fill(tensor, name, {dim: entries})
         for name, tensor in self.whole.items():
             wide.fill(tensor, name, {})
 
     def take(self, chosen: Sequence[Channels]) -> None:
         """Fill the sub-models with their slices, given the channels of each."""
-        own = chosen[self.between.place]
+        own = chosen[self.across_teams.rank]
         self.wide.choose(own)
         for names in self._batches():
             cut = [[_picked(self.stored[n], self._to_cut(n, c)) for n in names] for c in chosen]
@@ -104,7 +104,7 @@ class Rows:
 
     def give(self, chosen: Sequence[Channels]) -> None:
         """Put the slices of the sub-models back, and average their whole tensors."""
-        own = chosen[self.between.place]
+        own = chosen[self.across_teams.rank]
         for names in self._batches():
             cut = [
                 [_picked(self._narrow(n), self._in_slice(n, own, rank)) for n in names]
@@ -118,7 +118,7 @@ class Rows:
 
     @property
     def _ranks(self) -> range:
-        return range(self.between.size)
+        return range(self.across_teams.size)
 
     def _narrow(self, name: str) -> Tensor:
         wide = self.wide
@@ -127,12 +127,12 @@ class Rows:
     def _stored_shape(self, name: str) -> tuple[int, ...]:
         dim, _, _ = self._slicing.owned_side(name)
         shape = list(self.wide.shapes[name])
-        shape[dim] //= self.between.size
+        shape[dim] //= self.across_teams.size
         return tuple(shape)
 
     def _shared(self, size: int, channels: Tensor, rank: int) -> tuple[int, int]:
         """Return the first of a sub-model's channels that a rank stores, and the one after them."""
-        stored = block(size, self.between.size, rank)
+        stored = block(size, self.across_teams.size, rank)
         ends = torch.searchsorted(channels, torch.tensor([stored.start, stored.stop]))
         first, end = ends.tolist()
         return first, end
@@ -140,10 +140,10 @@ class Rows:
     def _to_cut(self, name: str, channels: Channels) -> Index:
         """Return which entries of a stored tensor belong to a sub-model's slice."""
         owned, side, size = self._slicing.owned_side(name)
-        place, num = self.between.place, self.between.size
+        rank, num = self.across_teams.rank, self.across_teams.size
         of_group = channels[side.group]
-        first, end = self._shared(size, of_group, place)
-        here = of_group[first:end] - block(size, num, place).start
+        first, end = self._shared(size, of_group, rank)
+        here = of_group[first:end] - block(size, num, rank).start
         index = {owned: side.entries(here, size // num)}
         for dim, other in enumerate(self._slicing.sides[name]):
             if other is not None and dim != owned:
@@ -154,7 +154,7 @@ class Rows:
         """Return which entries of a sub-model's tensor a rank stores."""
         dim, side, size = self._slicing.owned_side(name)
         first, end = self._shared(size, channels[side.group], rank)
-        return {dim: side.entries(torch.arange(first, end), size // self.between.size)}
+        return {dim: side.entries(torch.arange(first, end), size // self.across_teams.size)}
 
     def _swapped(
         self,
@@ -174,8 +174,8 @@ class Rows:
         device = self._narrow(names[0]).device
         flat = [torch.cat([piece.flatten().to(device) for piece in pieces]) for pieces in cut]
         sizes = [sum(map(math.prod, of_rank)) for of_rank in shapes]
-        received = self.between.swap(flat, sizes)
-        own = flat[self.between.place].nbytes
+        received = self.across_teams.swap(flat, sizes)
+        own = flat[self.across_teams.rank].nbytes
         self.bytes_sent += sum(part.nbytes for part in flat) - own
         for flat_pieces, of_rank, indices in zip(received, shapes, targets, strict=True):
             pieces = flat_pieces.split([math.prod(shape) for shape in of_rank])
@@ -210,7 +210,7 @@ class Rows:
         """
         moments = {n: t for n, t in self.wide.moments.items() if n not in self.stored}
         tensors = {n: t for n, t in (self.whole | moments).items() if t.is_floating_point()}
-        if not tensors or self.between.size == 1:
+        if not tensors or self.across_teams.size == 1:
             return
         variances = {n: tensors.pop(n) for n in [*tensors] if n.endswith(_VARIANCE)}
         means = {n: self.whole[n.removesuffix(_VARIANCE) + _MEAN] for n in variances}
@@ -223,7 +223,7 @@ class Rows:
     def _average(self, tensors: Sequence[Tensor]) -> None:
         if not tensors:
             return
-        exchange = Exchange(self.between)
+        exchange = Exchange(self.across_teams)
         one = torch.ones((), dtype=torch.float64, device=tensors[0].device)
         means, _ = exchange.mean(tensors, one)
         self.bytes_sent += exchange.bytes_sent
@@ -233,7 +233,7 @@ class Rows:
 
 def _scratch(specs: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, Tensor]:
     """Map a new file that nobody else sees: it is gone once nothing refers to its tensors."""
-    place = tempfile.gettempdir()
+    folder = tempfile.gettempdir()
     try:
         with tempfile.TemporaryDirectory(prefix="vigpipe-") as folder:
             return mapped.create(Path(folder) / "rows.safetensors", specs)
@@ -243,8 +243,8 @@ def _scratch(specs: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[s
         if any(map(is_moment, specs)):
             advice += ", or leave --carry-moments out"
         raise InputError(
-            f"{place}: cannot hold the {needed / 1e6:,.1f} MB that a rank stores of the wide model "
-            f"({error.strerror or error}); {advice}"
+            f"{folder}: cannot hold the {needed / 1e6:,.1f} MB that a rank stores of the wide "
+            f"model ({error.strerror or error}); {advice}"
         ) from error
 
 

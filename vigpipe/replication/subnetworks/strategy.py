@@ -20,7 +20,7 @@ from vigpipe.replication.course import Course
 from vigpipe.replication.decisions import Action, Decision
 from vigpipe.replication.own_steps import OwnSteps, Weights
 from vigpipe.replication.periodic import PeriodicMember
-from vigpipe.replication.place import Place
+from vigpipe.replication.position import Position
 from vigpipe.replication.record import Recorded
 from vigpipe.replication.strategy import Item, Loop
 from vigpipe.replication.subnetworks.draws import Channels, draw_channels
@@ -56,25 +56,25 @@ class Subnetworks(OwnSteps):
         self,
         options: TrainConfig,
         course: Course,
-        place: Place,
+        position: Position,
         weights: Weights,
         recorded: Sequence[Recorded] | None,
         wide: Wide,
     ) -> None:
-        super().__init__(options, course, place, weights, recorded)
-        self.rows = Rows(wide, place.between)
+        super().__init__(options, course, position, weights, recorded)
+        self.rows = Rows(wide, position.across_teams)
         self.rows.take(self._chosen())
 
     def _chosen(self) -> list[Channels]:
         """Return the channels of each replica in this round."""
         sizes = self.rows.wide.slicing.sizes
-        return draw_channels(sizes, self._place.num_teams, self._options.seed, self._round)
+        return draw_channels(sizes, self._position.num_teams, self._options.seed, self._round)
 
     def restore(self, progress: Mapping[str, Any], kept: Sequence[int]) -> None:
         """Go on where an earlier run has rested, perhaps within a round."""
         super().restore(progress, kept)
-        self._round = self.company.first.joined[self._place.team]
-        self.rows.wide.choose(self._chosen()[self._place.team])
+        self._round = self.membership.first.joined[self._position.team]
+        self.rows.wide.choose(self._chosen()[self._position.team])
 
     def items(self, first_step: int, is_evaluated: bool, loop: Loop) -> Iterator[Item]:
         """Yield the items of this replica; the same on all ranks of its pipeline."""

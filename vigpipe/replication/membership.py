@@ -18,7 +18,7 @@ from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.alive import Alive
 from vigpipe.replication.decisions import Action, Decision, Decisions
 from vigpipe.replication.parcels import Inbox
-from vigpipe.replication.place import Place
+from vigpipe.replication.position import Position
 from vigpipe.replication.store import StoreLostError, WatchedStore
 from vigpipe.replication.survivors import Survivors
 from vigpipe.replication.table import DONE, PENDING, SharedTable, Table, new_table, read_table
@@ -27,7 +27,7 @@ T = TypeVar("T")
 _LOOK_SECONDS = 2e-3  # a rank that waits looks at the store this often
 
 
-class Company:
+class Membership:
     """The replicas that are left, as one rank sees them; all ranks make one together.
 
     Attributes:
@@ -38,14 +38,14 @@ class Company:
         has_left: whether this replica has left the others, which go on without it.
     """
 
-    def __init__(self, place: Place, num_replicas: int, *, outlives: bool) -> None:
+    def __init__(self, position: Position, num_replicas: int, *, outlives: bool) -> None:
         self.outlives = outlives
         # The first rank gives up before its peers, which wait for it twice as long.
-        self.store = WatchedStore(place.open_store(), place.timeout_seconds / 2)
-        self.decisions = Decisions(place.peers)
-        self.first = new_table(num_replicas, has_server=place.num_teams > num_replicas)
+        self.store = WatchedStore(position.open_store(), position.timeout_seconds / 2)
+        self.decisions = Decisions(position.peers)
+        self.first = new_table(num_replicas, has_server=position.num_teams > num_replicas)
         self.has_left = False
-        self._place, self._num_replicas = place, num_replicas
+        self._position, self._num_replicas = position, num_replicas
         self._steps_of_lost: dict[int, int] = {}  # the steps that each lost replica had taken
         # The first rank of the replica has these once it has begun.
         self._table: SharedTable | None = None
@@ -60,7 +60,7 @@ class Company:
 
     def open(self) -> SharedTable:
         """Open the table of all replicas, on the first rank of this one."""
-        self._table = SharedTable(self.store, self.first, self._place.team)
+        self._table = SharedTable(self.store, self.first, self._position.team)
         return self._table
 
     def begin(self, decide: Iterator[Decision | None], lose: Callable[[int], None]) -> None:
@@ -69,9 +69,9 @@ class Company:
         `decide` makes the decisions (see `Decisions.begin`). `lose` is called with a replica that
         is gone, before all go on without it.
         """
-        place = self._place
-        timeout, has_ended = place.timeout_seconds, place.has_ended
-        self._alive = Alive(self.store, place.team, place.num_teams, timeout, has_ended)
+        position = self._position
+        timeout, has_ended = position.timeout_seconds, position.has_ended
+        self._alive = Alive(self.store, position.team, position.num_teams, timeout, has_ended)
         self._lose = lose
         self.decisions.begin(decide, self._look_for_lost)
 
@@ -86,7 +86,7 @@ class Company:
             if not self.outlives or replica == self._num_replicas:
                 raise RuntimeError(why)
             self._lose(replica)
-            self._place.give_up(replica)
+            self._position.give_up(replica)
 
     def lost(self) -> dict[int, int]:
         """Return the replicas that were lost since the start, and after how many steps each."""
@@ -105,16 +105,16 @@ class Company:
         """
 
         def change(table: Table) -> None:
-            table.is_over |= is_own or self._place.is_server or not self.outlives
+            table.is_over |= is_own or self._position.is_server or not self.outlives
             if not table.is_over:
-                table.lose(self._place.team)
+                table.lose(self._position.team)
 
         with contextlib.suppress(RuntimeError):  # the others know already, or the store is gone
-            SharedTable(self.store, self.first, self._place.team).change(change)
+            SharedTable(self.store, self.first, self._position.team).change(change)
 
     def inbox(self) -> Inbox:
         """Return the rows that all ranks have sent to the one that writes the run's files."""
-        return Inbox(self.store, range(self._place.num_ranks))
+        return Inbox(self.store, range(self._position.num_ranks))
 
     def together(self, work: Callable[[Counterparts], T]) -> T:
         """Do work together with all that are left, again if one is lost meanwhile.
@@ -123,21 +123,21 @@ class Company:
             work: this rank's part; it is given the ranks with the same stages. It may be called
                 several times, and must then begin anew. The last result is returned.
         """
-        place, table = self._place, self._table
+        position, table = self._position, self._table
         while True:
-            number = self.decisions.next(table and _come(table, place.team)).number
-            size = place.num_ranks // place.num_teams
+            number = self.decisions.next(table and _come(table, position.team)).number
+            size = position.num_ranks // position.num_teams
             self._prefix, self._num_shared = f"circle/{number}/", 0
-            section = f"{self._prefix}{place.rank % (size // place.team_size)}"
+            section = f"{self._prefix}{position.rank % (size // position.team_size)}"
             connections = self.store.section(section)
             survivors, result, is_done = None, None, True
             try:
                 members = self._members = read_table(self.store).circle
                 self._ranks = [m * size + r for m in members for r in range(size)]
-                index = members.index(place.team) * place.team_size + place.of_team
-                num_ranks = len(members) * place.team_size
+                index = members.index(position.team) * position.team_size + position.replica_in_team
+                num_ranks = len(members) * position.team_size
                 survivors = Survivors(
-                    connections, index, num_ranks, place.timeout_seconds, place.peers
+                    connections, index, num_ranks, position.timeout_seconds, position.peers
                 )
                 self._survivors = survivors
                 result = work(survivors)
@@ -147,19 +147,19 @@ class Company:
                 is_done = False
                 if survivors is not None:
                     survivors.give_up()
-            is_done = agree(Status(finite=is_done), place.peers).finite
-            if self.decisions.next(table and _report(table, place.team, is_done)).number == DONE:
+            is_done = agree(Status(finite=is_done), position.peers).finite
+            if self.decisions.next(table and _report(table, position.team, is_done)).number == DONE:
                 return result  # pyright: ignore[reportReturnType]
 
-    def heads(self) -> bool:
+    def is_to_write(self) -> bool:
         """Whether this replica writes the run's files, in work that is done together.
 
         The writer is the server, or the first replica that is left.
         """
-        writer = self._members[-1 if self._place.num_teams > self._num_replicas else 0]
-        return writer == self._place.team and not self._place.of_team
+        writer = self._members[-1 if self._position.num_teams > self._num_replicas else 0]
+        return writer == self._position.team and not self._position.replica_in_team
 
-    def share(self, value: Any) -> dict[int, Any]:  # noqa: ANN401
+    def all_gather(self, value: Any) -> dict[int, Any]:  # noqa: ANN401
         """Return the values of all ranks by rank, in work that is done together; each calls this.
 
         Values have the types of JSON.
@@ -171,7 +171,7 @@ class Company:
         self._num_shared += 1
         keys = [f"{prefix}{rank}" for rank in self._ranks]
         with self._survivors.at_once():
-            self.store.set(f"{prefix}{self._place.rank}", json.dumps(value))
+            self.store.set(f"{prefix}{self._position.rank}", json.dumps(value))
             while not self.store.check(keys):
                 self._look_for_lost()
                 table = read_table(self.store)
@@ -192,10 +192,10 @@ class Company:
 
     def _leave(self) -> None:
         """Let rank 0, whose process may hold the store, wait until nobody needs it any more."""
-        self.store.set(f"left/{self._place.rank}", "")
-        deadline = time.monotonic() + self._place.timeout_seconds
+        self.store.set(f"left/{self._position.rank}", "")
+        deadline = time.monotonic() + self._position.timeout_seconds
         keys = [f"left/{rank}" for rank in self._ranks]
-        while self._place.rank == 0 and keys and not self.store.check(keys):
+        while self._position.rank == 0 and keys and not self.store.check(keys):
             if time.monotonic() > deadline:
                 return
             time.sleep(_LOOK_SECONDS)
