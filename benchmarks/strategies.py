@@ -197,7 +197,7 @@ def run_case(
         across_teams=Counterparts(group),
         open_store=lambda: dist.PrefixStore(token, dist.distributed_c10d._get_default_store()),  # pyright: ignore[reportPrivateImportUsage]
         timeout_seconds=SILENCE_SECONDS,
-        num_moments=0,
+        num_stats=0,
         links=links,
     )
     course = Course(num_steps, steps_per_epoch=num_steps, evaluate_every=1, num_replicas=size)
@@ -242,10 +242,10 @@ def _run_of(
 def _work(strategy: Strategy, weights: Weights, costs: Iterator[float]) -> None:
     """Do what a training loop does, and sleep instead of computing."""
     gradients = [torch.zeros_like(tensor) for tensor in weights.averaged.values()]
-    moments, is_finite = torch.zeros(1, 3, 0, dtype=torch.float64), torch.tensor(True)
+    stats, is_finite = torch.zeros(1, 3, 0, dtype=torch.float64), torch.tensor(True)
     for _ in strategy.items(0, is_evaluated=True, loop=_Applies(strategy)):
         sleep_until(time.perf_counter() + next(costs))
-        strategy.combine_gradients(gradients, moments, is_finite, num_samples=1, loss=None)
+        strategy.combine_gradients(gradients, stats, is_finite, num_samples=1, loss=None)
         strategy.hear(Agreement([Status()]))
 
 

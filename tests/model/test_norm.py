@@ -59,7 +59,7 @@ def pooled(sizes_of_replicas, nodes=3, channels=4):
         the layers of every replica, and what the two layers of replica 0 saw over all replicas.
     """
     num_microbatches = max(map(len, sizes_of_replicas))
-    layers, moments, poolers, seen = [], [], [], []
+    layers, stats, poolers, seen = [], [], [], []
     for r, sizes in enumerate(sizes_of_replicas):
         nodes_norm, readout_norm = BatchNorm(channels).double(), BatchNorm(2).double()
         pooler = PooledStatistics([nodes_norm, nn.Sequential(readout_norm)], num_microbatches)
@@ -70,11 +70,11 @@ def pooled(sizes_of_replicas, nodes=3, channels=4):
                 nodes_norm(x)
                 readout_norm(x.mean(1)[:, :2])
                 seen.append(x)
-        moments.append(pooler.take())
+        stats.append(pooler.take())
         layers.append((nodes_norm, readout_norm))
         poolers.append(pooler)
     for pooler in poolers:
-        pooler.update(torch.cat(moments))
+        pooler.update(torch.cat(stats))
     return layers, torch.cat(seen)
 
 
@@ -114,9 +114,9 @@ def test_running_statistics_move_with_a_step_only_and_evaluation_enters_none():
     norm.eval()(rows(5, 4, seed=1))
     for name, value in norm.named_buffers():
         assert torch.equal(value, before[name])
-    moments = pooler.take()
-    assert moments[:, 0, 0].tolist() == [5, 0]
-    pooler.update(moments)
+    stats = pooler.take()
+    assert stats[:, 0, 0].tolist() == [5, 0]
+    pooler.update(stats)
     assert not torch.equal(norm.running_mean, before["running_mean"])
     assert not pooler.take().any()  # a step starts with nothing pending
 

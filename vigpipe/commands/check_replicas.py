@@ -185,7 +185,7 @@ class Alone(Synchronous):
     """The strategy of a model that is trained in turn with the others.
 
     Attributes:
-        given: the gradients and moments that the next step is taken with; None for its own.
+        given: the gradients and statistics that the next step is taken with; None for its own.
     """
 
     given: "Average | None" = None
@@ -193,18 +193,18 @@ class Alone(Synchronous):
     def combine_gradients(
         self,
         gradients: Sequence[Tensor],
-        moments: Tensor,
+        stats: Tensor,
         is_finite: Tensor,
         num_samples: int,
         loss: Tensor | None,
     ) -> Outcome:
         """Replace the gradients by the mean that is given, if there is one."""
         if self.given is None:
-            return Outcome(moments, None if num_samples else torch.zeros_like(is_finite))
+            return Outcome(stats, None if num_samples else torch.zeros_like(is_finite))
         for gradient, mean in zip(gradients, self.given.means, strict=True):
             gradient.copy_(mean)
         is_taken = torch.full_like(is_finite, self.given.num_samples > 0)
-        return Outcome(self.given.moments, is_taken)
+        return Outcome(self.given.stats, is_taken)
 
 
 class Average(NamedTuple):
@@ -212,12 +212,12 @@ class Average(NamedTuple):
 
     Attributes:
         means: of each tensor.
-        moments: of BatchNorm, those of all the replicas; only with gradients.
+        stats: of BatchNorm, those of all the replicas; only with gradients.
         num_samples: that stand behind it.
     """
 
     means: list[Tensor]
-    moments: Tensor
+    stats: Tensor
     num_samples: int
 
 
@@ -324,7 +324,7 @@ class Model:
         """Compute the gradients of an item, and change nothing.
 
         Returns:
-            The number of samples, the moments of BatchNorm, and the gradient of each parameter.
+            The number of samples, the statistics of BatchNorm, and the gradient of each parameter.
         """
         batch, state = self.batch(item), self.state
         state.trained.follow_schedule(batch.step)
@@ -409,10 +409,10 @@ class InTurn:
         num_samples = sum(n for n, _, _ in there)
         counts = [n if num_samples else 1 for n, _, _ in there]
         means = [_mean(tensors, counts) for tensors in zip(*(g for _, _, g in there), strict=True)]
-        moments = torch.cat([moments for _, moments, _ in there])
+        stats = torch.cat([stats for _, stats, _ in there])
         for model, item in zip(group, items, strict=True):
             if item is not None:
-                model.alone.given = Average(means, moments, num_samples)
+                model.alone.given = Average(means, stats, num_samples)
                 model.step(item)
                 model.alone.given = None
 

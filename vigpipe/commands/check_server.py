@@ -59,20 +59,20 @@ class _HandsOver(Synchronous):
     """The strategy of a model that computes gradients, and leaves its weights as they are."""
 
     gradients: Sequence[Tensor] = ()
-    moments = loss = torch.zeros(0)
+    stats = loss = torch.zeros(0)
 
     def combine_gradients(
         self,
         gradients: Sequence[Tensor],
-        moments: Tensor,
+        stats: Tensor,
         is_finite: Tensor,
         num_samples: int,
         loss: Tensor | None,
     ) -> Outcome:
         """Keep what the step has found."""
         assert loss is not None
-        self.gradients, self.moments, self.loss = gradients, moments, loss
-        return Outcome(moments, torch.zeros_like(is_finite), is_own=False)
+        self.gradients, self.stats, self.loss = gradients, stats, loss
+        return Outcome(stats, torch.zeros_like(is_finite), is_own=False)
 
 
 def serve_in_turn(run: Run, recorded: Sequence[Recorded], device: torch.device) -> Kinds:
@@ -116,7 +116,7 @@ def serve_in_turn(run: Run, recorded: Sequence[Recorded], device: torch.device) 
             step=(push.served - 1) // num_workers,
             num_samples=batch.num_samples,
             loss=loss,
-            moments=hands_over.moments,
+            stats=hands_over.stats,
             seconds=0.0,
             staleness=staleness,
             damping=damping(staleness),

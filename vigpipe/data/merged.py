@@ -53,8 +53,8 @@ class MergedImageModel:
                 self._pipeline.forward_only(read(items[number]))
             found.append(self._statistics.take())  # Zeros, if this rank had no batch.
         own = torch.cat(found)
-        moments = [columns.from_(rank, own) for rank in range(columns.size)]
-        self._statistics.update(torch.cat(moments), momentum=1.0)
+        stats = [columns.from_(rank, own) for rank in range(columns.size)]
+        self._statistics.update(torch.cat(stats), momentum=1.0)
         for name in self._running:
             dim, tensor = slicing.owned(name), self._state[name]
             if dim is None:

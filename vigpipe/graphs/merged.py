@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vigpipe.model.gnn.by_columns import ByColumns
 from vigpipe.model.gnn.columns import WideShare
-from vigpipe.model.norm import merge_moments
+from vigpipe.model.norm import merge_stats
 from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.parallel.schedule import Pipeline
 
@@ -40,8 +40,8 @@ class MergedGraphModel:
                 if size:
                     self._through(batch, number, estimate=True)
         for stage in self._stages:
-            for name, moments in stage.take_moments().items():
-                count, mean, deviation = merge_moments(moments)
+            for name, stats in stage.take_stats().items():
+                count, mean, deviation = merge_stats(stats)
                 self._share.owned[f"{name}.running_mean"].copy_(mean)
                 self._share.owned[f"{name}.running_var"].copy_(deviation / (count - 1).clamp(min=1))
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from vigpipe.model.norm import BatchNorm, GroupNorm, merge_moments
+from vigpipe.model.norm import BatchNorm, GroupNorm, merge_stats
 from vigpipe.parallel.shards import Shards
 
 NORMS = "norms"  # what is sent
@@ -18,11 +18,11 @@ def shared_batch_norm(norm: BatchNorm, x: Tensor, shards: Shards) -> Tensor:
     Each rank sends 24 bytes a channel to each other one forwards, and the sums of two gradients
     backwards. The norm must be in training mode.
     """
-    moments = _moments(x.detach(), shards)
-    count, mean, deviation = moments  # the count stays on the device: nobody waits for it
+    stats = _stats(x.detach(), shards)
+    count, mean, deviation = stats  # the count stays on the device: nobody waits for it
     statistics = mean, deviation / count, count
     y: Any = _Normalise.apply(x, norm.weight, norm.bias, *statistics, norm.eps, shards)
-    norm.record(moments)
+    norm.record(stats)
     return y
 
 
@@ -34,7 +34,7 @@ def shared_group_norm(norm: GroupNorm, x: Tensor, shards: Shards) -> Tensor:
     """
     groups = x.reshape(len(x), -1, norm.num_groups, x.shape[-1] // norm.num_groups)
     values = groups.detach().transpose(1, 2).flatten(2).flatten(0, 1).T  # (n_k C / G, B G)
-    count, mean, deviation = _moments(values, shards)
+    count, mean, deviation = _stats(values, shards)
     each = (len(x), 1, norm.num_groups, 1)
     statistics = mean.view(each), (deviation / count).view(each), count.view(each)
     y: Any = _NormaliseGroups.apply(groups, *statistics, norm.eps, shards)
@@ -42,13 +42,13 @@ def shared_group_norm(norm: GroupNorm, x: Tensor, shards: Shards) -> Tensor:
     return y if norm.weight is None else torch.addcmul(norm.bias, y, norm.weight).to(x.dtype)
 
 
-def _moments(x: Tensor, shards: Shards) -> Tensor:
+def _stats(x: Tensor, shards: Shards) -> Tensor:
     """Return count, mean and sum of squared deviations over all ranks' rows: (3, C) float64."""
     wide, num_channels = x.double(), x.shape[1]
     mean = wide.mean(0) if len(x) else wide.new_zeros(num_channels)
     count = torch.full_like(mean, len(x))
     own = torch.stack((count, mean, (wide - mean).square().sum(0)))
-    return merge_moments(shards.gathered(own[None], [1] * shards.size, NORMS))
+    return merge_stats(shards.gathered(own[None], [1] * shards.size, NORMS))
 
 
 class _NormaliseGroups(Function):

@@ -32,8 +32,8 @@ class BatchNorm(nn.Module):
     In training it normalises with the statistics of the micro-batch it is given, as any BatchNorm
     in a pipeline must. On its own it updates its running statistics at each forward, like
     `torch.nn.BatchNorm1d`. In a trainer that cuts batches into micro-batches, `PooledStatistics`
-    makes it store each micro-batch's moments in `pending` instead, so that the running statistics
-    are updated once per step, with the statistics of the global batch.
+    makes it store each micro-batch's statistics in `pending` instead, so that the running ones are
+    updated once per step, with the statistics of the global batch.
 
     A channel with a single value (one sample, after the nodes were pooled) has variance 0, so the
     result is the bias. `momentum` is the weight of the new statistics in the running ones.
@@ -97,24 +97,24 @@ class BatchNorm(nn.Module):
         return y
 
     @torch.no_grad()
-    def record(self, moments: Tensor) -> None:
-        """Record the moments of a micro-batch: update the running statistics now or after the step.
+    def record(self, stats: Tensor) -> None:
+        """Record the statistics of a micro-batch: update the running ones now or after the step.
 
         A forward that repeats an earlier one (`model.recompute`) is not counted again.
 
         Args:
-            moments: count, mean and sum of squared deviations of each channel, (3, C) float64.
+            stats: count, mean and sum of squared deviations of each channel, (3, C) float64.
         """
         if is_recomputing():
             return
         if self.pending is None or self.num_pending is None:
-            self.update(*moments)
+            self.update(*stats)
         else:
-            self.pending.index_copy_(0, self.num_pending, moments[None])
+            self.pending.index_copy_(0, self.num_pending, stats[None])
             self.num_pending += 1
 
-    def next_moments(self) -> tuple[Tensor, Tensor]:
-        """Return where an operator may write a micro-batch's moments; then call `recorded`.
+    def next_stats(self) -> tuple[Tensor, Tensor]:
+        """Return where an operator may write a micro-batch's statistics; then call `recorded`.
 
         Returns:
             (n, 3, C) float64, and the index below n to write at, a scalar int64. The operator adds
@@ -125,22 +125,22 @@ class BatchNorm(nn.Module):
         """
         if self.pending is None or self.num_pending is None or is_recomputing():
             device = self.weight.device
-            moments = torch.empty(1, 3, self.weight.numel(), dtype=torch.float64, device=device)
-            return moments, torch.zeros((), dtype=torch.int64, device=device)
+            stats = torch.empty(1, 3, self.weight.numel(), dtype=torch.float64, device=device)
+            return stats, torch.zeros((), dtype=torch.int64, device=device)
         if int(self.num_pending) >= len(self.pending):
             raise IndexError(f"a step has more than its {len(self.pending)} micro-batches")
         return self.pending, self.num_pending
 
-    def recorded(self, moments: Tensor) -> None:
-        """Take the moments of a micro-batch that were written to what `next_moments` returned."""
-        if moments is not self.pending:
-            self.record(moments[0])
+    def recorded(self, stats: Tensor) -> None:
+        """Take the statistics of a micro-batch that were written to what `next_stats` returned."""
+        if stats is not self.pending:
+            self.record(stats[0])
 
     @torch.no_grad()
     def update(self, count: Tensor, mean: Tensor, deviation: Tensor) -> None:
         """Update the running statistics once: running += momentum * (statistics - running).
 
-        The arguments are the moments of each channel, (C,); see `record`.
+        The arguments are the statistics of each channel, (C,); see `record`.
         """
         unbiased = deviation / (count - 1).clamp(min=1)
         self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
@@ -206,20 +206,20 @@ def make_norm(kind: Norm, num_channels: int) -> nn.Module:
     raise ValueError(f"unknown norm {kind!r}; choose one of {', '.join(NORMS)}")
 
 
-def merge_moments(moments: Tensor) -> Tensor:
-    """Merge the moments of disjoint sets of values into those of their union, in the given order.
+def merge_stats(stats: Tensor) -> Tensor:
+    """Merge the statistics of disjoint sets of values, in the given order.
 
     Chan, Golub, LeVeque 1983, "Algorithms for computing the sample variance", equation 2.1.
 
     Args:
-        moments: (sets, 3, C) float64: count, mean and sum of squared deviations of each set and
+        stats: (sets, 3, C) float64: count, mean and sum of squared deviations of each set and
             channel; a set may be empty.
 
     Returns:
-        The moments of the union, (3, C).
+        The stats of the union, (3, C).
     """
-    count, mean, deviation = moments[0].clone()
-    for other_count, other_mean, other_deviation in moments[1:]:
+    count, mean, deviation = stats[0].clone()
+    for other_count, other_mean, other_deviation in stats[1:]:
         weight = other_count / (count + other_count).clamp(min=1)
         delta = other_mean - mean
         deviation = deviation + other_deviation + delta**2 * (count * weight)
@@ -263,30 +263,30 @@ class PooledStatistics:
         return [n.running_mean for n in self.norms] + [n.running_var for n in self.norms]
 
     def take(self) -> Tensor:
-        """Return the moments of this step's micro-batches, and start collecting the next step's.
+        """Return the statistics of this step's micro-batches, and start collecting the next step's.
 
         Returns:
             (M, 3, channels) float64, with the channels of all norms side by side; zeros for
             micro-batches without samples, which are a step's last ones and never reach a norm.
         """
         # `cat` needs a tensor where the stages have no norms.
-        moments = torch.cat((self._no_channels, *self._pending), 2)
+        stats = torch.cat((self._no_channels, *self._pending), 2)
         if self.norms:
             _zero(self._pending)
             _zero(self._counts)
-        return moments
+        return stats
 
-    def update(self, moments: Tensor, momentum: float | None = None) -> None:
-        """Update the running statistics once with the moments of all micro-batches of a step.
+    def update(self, stats: Tensor, momentum: float | None = None) -> None:
+        """Update the running statistics once with the statistics of all micro-batches of a step.
 
         Args:
-            moments: what `take` returned on all D replicas, (D * M, 3, channels).
+            stats: what `take` returned on all D replicas, (D * M, 3, channels).
             momentum: weight of the new statistics; by default that of the norms.
         """
         if not self.norms:
             return
         momentum = self.norms[0].momentum if momentum is None else momentum
-        count, mean, deviation = merge_moments(moments)
+        count, mean, deviation = merge_stats(stats)
         unbiased = deviation / (count - 1).clamp(min=1)
         running = [n.running_mean for n in self.norms], [n.running_var for n in self.norms]
         for old, new in zip(running, (mean, unbiased), strict=True):

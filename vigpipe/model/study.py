@@ -110,12 +110,12 @@ class StudyHalf(nn.Module):
                 *(second, last.bias, last_norm.weight, last_norm.bias),
             )
             if half_block.can_run(x, parameters):
-                moments = norm.next_moments(), last_norm.next_moments()
+                stats = norm.next_stats(), last_norm.next_stats()
                 grid = (x.shape[1], 1) if conv is None else conv.grid
-                settings = half_block.Settings(grid, (norm.eps, last_norm.eps), moments)
+                settings = half_block.Settings(grid, (norm.eps, last_norm.eps), stats)
                 y = half_block.half_block(x, sample_scale, parameters, settings)
-                norm.recorded(moments[0][0])
-                last_norm.recorded(moments[1][0])
+                norm.recorded(stats[0][0])
+                last_norm.recorded(stats[1][0])
                 return y
         neighbours = None
         if conv is not None:
@@ -123,8 +123,8 @@ class StudyHalf(nn.Module):
             neighbours = Convolution(*conv.parameters_of_sum_and_node, total, conv.grid)
         layer = folded.Norm(first.weight, first.bias, norm.weight, norm.bias, norm.eps)
         if norm.training:
-            y, moments = folded.trained(x, layer, neighbours, second)
-            norm.record(moments)
+            y, stats = folded.trained(x, layer, neighbours, second)
+            norm.record(stats)
         else:
             y = folded.evaluated(x, layer, neighbours, second, norm.running_mean, norm.running_var)
         return self._added(y, x, sample_scale)

@@ -36,13 +36,13 @@ class Settings:
     Attributes:
         grid: height and width in nodes.
         eps: added to the variances by the first norm and by the second.
-        moments: for each norm, the list that the micro-batch's moments go to, (n, 3, channels)
+        stats: for each norm, the list that the micro-batch's statistics go to, (n, 3, channels)
             float64, and its length, a scalar int64, which is raised by one.
     """
 
     grid: tuple[int, int]
     eps: tuple[float, float]
-    moments: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
+    stats: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def can_run(x: Tensor, parameters: Sequence[Tensor | None]) -> bool:
@@ -121,7 +121,7 @@ class _HalfBlock(torch.autograd.Function):
         z, out = torch.empty_like(x), torch.empty_like(x)
         kept = x.new_empty(((FEATURES if has_conv else CHANNELS) + 1) * num_hidden)
         moments = torch.empty(6, CHANNELS, dtype=torch.float64)
-        lists = (*settings.moments[0], *settings.moments[1])
+        lists = (*settings.stats[0], *settings.stats[1])
         results = (z, out, kept, moments, *lists, ctypes.byref(ctx.shape))
         call("half_block", x, _addresses(given), *settings.eps, sample_scale, *results)
         ctx.save_for_backward(x, sample_scale, z, kept, moments, *parameters)

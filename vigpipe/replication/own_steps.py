@@ -6,7 +6,7 @@ step together; here such a team counts as one replica.
 
 Averages are weighted by samples: those of the item for gradients, and those that a replica was
 trained on for weights. BatchNorm's running statistics are averaged with the weights; with
-gradients, the replicas pool their BatchNorms' moments. Each keeps its optimizer's state.
+gradients, the replicas pool their BatchNorms' statistics. Each keeps its optimizer's state.
 """
 
 import contextlib
@@ -275,7 +275,7 @@ class OwnSteps:
     def combine_gradients(
         self,
         gradients: Sequence[Tensor],
-        moments: Tensor,
+        stats: Tensor,
         is_finite: Tensor,
         num_samples: int,
         loss: Tensor | None,
@@ -288,16 +288,16 @@ class OwnSteps:
         self._last_samples = num_samples
         action, partner, _ = self._next_decision() if self._rules.gradients else OWN_GRADIENTS
         if action is Action.AVERAGE:
-            return self._average_gradients(gradients, moments, is_finite, num_samples, partner)
+            return self._average_gradients(gradients, stats, is_finite, num_samples, partner)
         if action is Action.NO_STEP:
             self._last_samples = None
         is_taken = action is Action.OWN_GRADIENTS and num_samples > 0
-        return Outcome(moments, None if is_taken else torch.zeros_like(is_finite))
+        return Outcome(stats, None if is_taken else torch.zeros_like(is_finite))
 
     def _average_gradients(
         self,
         gradients: Sequence[Tensor],
-        moments: Tensor,
+        stats: Tensor,
         is_finite: Tensor,
         num_samples: int,
         partner: int,
@@ -307,26 +307,26 @@ class OwnSteps:
         def exchange() -> tuple[list[Tensor], Tensor, Tensor]:
             good = [torch.where(is_good, g, torch.zeros_like(g)) for g in gradients]
             means, num_all = self._averages.mean(good, num_samples * is_good.double(), partner)
-            good_moments = torch.where(is_good, moments, torch.zeros_like(moments)).flatten()
-            return means, num_all, self._exchange.gather(good_moments, partner)
+            good_stats = torch.where(is_good, stats, torch.zeros_like(stats)).flatten()
+            return means, num_all, self._exchange.gather(good_stats, partner)
 
         with self._averaging():
             exchanged = self._unless_lost(exchange, partner)
             if exchanged is None:
-                return Outcome(moments, None if num_samples > 0 else torch.zeros_like(is_finite))
+                return Outcome(stats, None if num_samples > 0 else torch.zeros_like(is_finite))
             means, num_all, by_replica = exchanged
-            num_microbatches = len(by_replica) * len(moments)
-            all_moments = by_replica.view(num_microbatches, *moments.shape[1:])
+            num_microbatches = len(by_replica) * len(stats)
+            all_stats = by_replica.view(num_microbatches, *stats.shape[1:])
             for gradient, mean in zip(gradients, means, strict=True):
                 gradient.copy_(mean)
-        return Outcome(all_moments, num_all > 0)
+        return Outcome(all_stats, num_all > 0)
 
     def _give_nothing(self, partner: int) -> None:
         """Come to an average of gradients between two steps, after the pool's last item."""
         zeros = [torch.zeros_like(p) for p in self._weights.parameters.values()]
-        no_moments = zeros[0].new_zeros(self._position.num_moments, dtype=torch.float64)
+        no_stats = zeros[0].new_zeros(self._position.num_stats, dtype=torch.float64)
         is_finite = zeros[0].new_ones((), dtype=torch.bool)
-        self._average_gradients(zeros, no_moments, is_finite, 0, partner)
+        self._average_gradients(zeros, no_stats, is_finite, 0, partner)
 
     @torch.no_grad()
     def average_weights(self) -> None:

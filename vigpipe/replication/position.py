@@ -32,7 +32,7 @@ class Position:
         open_store: returns a section of the store where all ranks have met, the same one on all of
             them; they call it together.
         timeout_seconds: how long it waits for a silent peer.
-        num_moments: length of what its team's BatchNorms report of a step, see `model.norm`.
+        num_stats: length of what its team's BatchNorms report of a step, see `model.norm`.
     """
 
     team: int
@@ -47,7 +47,7 @@ class Position:
     across_teams: Counterparts
     open_store: Callable[[], Any]
     timeout_seconds: float
-    num_moments: int
+    num_stats: int
     links: Mapping[int, dist.ProcessGroup] = field(default_factory=dict)
     has_ended: Callable[[int], bool] = lambda team: False
     give_up: Callable[[int], None] = lambda team: None

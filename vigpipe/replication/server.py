@@ -45,7 +45,7 @@ from vigpipe.replication.store import StoreLostError
 from vigpipe.replication.strategy import Item, Loop, Outcome, Pushed
 from vigpipe.replication.table import SharedTable
 
-_NUM_FACTS = 3  # item, samples and loss are sent before the moments
+_NUM_FACTS = 3  # item, samples and loss are sent before the statistics
 
 
 class _WithServer(OwnSteps):
@@ -54,7 +54,7 @@ class _WithServer(OwnSteps):
     def _prepare(self) -> None:
         # NCCL opens its connections in the first exchange, which must be one of all ranks.
         self._exchange.gather(self._parameters[0].new_zeros(1))
-        self._num_facts = _NUM_FACTS + self._position.num_moments
+        self._num_facts = _NUM_FACTS + self._position.num_stats
 
     @property
     def _parameters(self) -> list[Tensor]:
@@ -96,7 +96,7 @@ class Worker(_WithServer):
     def combine_gradients(
         self,
         gradients: Sequence[Tensor],
-        moments: Tensor,
+        stats: Tensor,
         is_finite: Tensor,
         num_samples: int,
         loss: Tensor | None,
@@ -109,13 +109,13 @@ class Worker(_WithServer):
         self._next_decision()  # PUSH
         if num_given:
             with self._averaging():
-                facts = moments.new_tensor([self._item, num_given, math.nan])
+                facts = stats.new_tensor([self._item, num_given, math.nan])
                 if loss is not None:
                     facts[-1] = loss
-                facts = torch.cat((facts, moments.flatten()))
+                facts = torch.cat((facts, stats.flatten()))
                 self._exchange.send([facts], self._server)
                 self._exchange.send(gradients, self._server)
-        return Outcome(moments, torch.zeros_like(is_finite), is_own=False)
+        return Outcome(stats, torch.zeros_like(is_finite), is_own=False)
 
 
 class Server(_WithServer):
@@ -188,7 +188,7 @@ class Server(_WithServer):
             step=step,
             num_samples=int(num_samples),
             loss=loss,
-            moments=facts[_NUM_FACTS:],
+            stats=facts[_NUM_FACTS:],
             seconds=perf_counter() - since,
             staleness=staleness,
             damping=damping(staleness),

@@ -33,7 +33,7 @@ class Pushed(NamedTuple):
         step: index of its step, counted on global batches.
         num_samples: number of its samples.
         loss: its loss, on ranks of the last stage.
-        moments: BatchNorm's moments of its micro-batches, in one row.
+        stats: BatchNorm's statistics of its micro-batches, in one row.
         seconds: time since the replica took the weights.
         staleness: number of gradients of others that were applied meanwhile.
         damping: factor of the learning rate.
@@ -44,7 +44,7 @@ class Pushed(NamedTuple):
     step: int
     num_samples: int
     loss: float
-    moments: Tensor
+    stats: Tensor
     seconds: float
     staleness: int
     damping: float
@@ -54,13 +54,13 @@ class Outcome(NamedTuple):
     """What is known of a step once its gradients are final.
 
     Attributes:
-        moments: BatchNorm's moments of all micro-batches that count, (micro-batches, 3, channels).
+        stats: BatchNorm's statistics of all micro-batches that count, (micro-batches, 3, channels).
         is_taken: whether the step may change the weights, a scalar on the device; None if it may
             when the numbers of all peers are finite.
         is_own: whether this rank's optimizer takes it; otherwise another rank has the gradients.
     """
 
-    moments: Tensor
+    stats: Tensor
     is_taken: Tensor | None = None
     is_own: bool = True
 
@@ -124,7 +124,7 @@ class Strategy(Protocol):
     def combine_gradients(
         self,
         gradients: Sequence[Tensor],
-        moments: Tensor,
+        stats: Tensor,
         is_finite: Tensor,
         num_samples: int,
         loss: Tensor | None,
@@ -133,7 +133,7 @@ class Strategy(Protocol):
 
         Args:
             gradients: those of this rank's stages, summed over its peers; changed in place.
-            moments: BatchNorm's, in the micro-batches of the step, (micro-batches, 3, channels).
+            stats: BatchNorm's, in the micro-batches of the step, (micro-batches, 3, channels).
             is_finite: whether this rank's gradients, and the loss if it knows it, are finite; a
                 scalar on the device.
             num_samples: number of samples of the item.

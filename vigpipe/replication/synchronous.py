@@ -50,13 +50,13 @@ class Synchronous:
     def combine_gradients(
         self,
         gradients: Sequence[Tensor],
-        moments: Tensor,
+        stats: Tensor,
         is_finite: Tensor,
         num_samples: int,
         loss: Tensor | None,
     ) -> Outcome:
         """Take the step with these gradients, which all replicas have in common."""
-        return Outcome(moments)
+        return Outcome(stats)
 
     def hear(self, agreement: Agreement, *, is_full: bool = True) -> None:
         """Note what the ranks want after the step."""

@@ -18,7 +18,7 @@ class HandedStep:
         number: number of the step, counted from 1.
         lr: its learning rate, for the last layer.
         agreement: what all ranks said in it.
-        moments: those of BatchNorm in all micro-batches, (D * M, 3, channels).
+        stats: those of BatchNorm in all micro-batches, (D * M, 3, channels).
         outcome: (4,) float64: the loss, which means nothing on ranks that do not know it; whether
             the numbers of all peers are finite, 1 or 0; whether the step is taken; and the factor
             of the loss.
@@ -35,7 +35,7 @@ class HandedStep:
     number: int
     lr: float
     agreement: Agreement
-    moments: Tensor
+    stats: Tensor
     outcome: ToHost
     lap: Lap
     is_complete: bool = False

@@ -89,7 +89,7 @@ def position_in(run: Run, mesh: Mesh, statistics: PooledStatistics) -> Position:
         give_up=_give_up,
         open_store=partial(_open_store, layout.world_size),
         timeout_seconds=timeout,
-        num_moments=3 * layout.team_size * layout.num_microbatches * statistics.num_channels,
+        num_stats=3 * layout.team_size * layout.num_microbatches * statistics.num_channels,
     )
 
 

@@ -158,7 +158,7 @@ def _estimate_statistics(rank_state: RankState, left: Counterparts) -> int:
     run, statistics = rank_state.run, rank_state.trained.statistics
     if run.config.norm != "batch":
         return 0
-    moments: list[Tensor] = []
+    stats: list[Tensor] = []
     num_batches = min(MOST_STEPS, run.steps_per_epoch)
     items = run.course.items(0, num_batches, rank_state.mesh.replica_index)
     for i, item in enumerate(items):
@@ -167,8 +167,8 @@ def _estimate_statistics(rank_state: RankState, left: Counterparts) -> int:
         taken = statistics.take()
         with left.at_once():
             by_replica = left.gather(taken.flatten())
-        moments.append(by_replica.view(-1, *taken.shape[1:]))
-    statistics.update(torch.cat(moments), momentum=1.0)
+        stats.append(by_replica.view(-1, *taken.shape[1:]))
+    statistics.update(torch.cat(stats), momentum=1.0)
     return num_batches
 
 

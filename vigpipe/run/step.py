@@ -62,10 +62,10 @@ def train_step(
     if scale is not None:
         losses = None if losses is None else losses / scale.factor
         scale.unscale(gradients)
-    loss, moments = _gather_loss_and_moments(rank_state, losses)
+    loss, stats = _gather_loss_and_stats(rank_state, losses)
     is_finite = _is_finite(gradients, loss)
-    moments, may_take, is_own = rank_state.strategy.combine_gradients(
-        gradients, moments, is_finite, batch.num_samples, loss
+    stats, may_take, is_own = rank_state.strategy.combine_gradients(
+        gradients, stats, is_finite, batch.num_samples, loss
     )
     if is_own:
         _clip(rank_state)
@@ -110,7 +110,7 @@ def train_step(
     if scale is not None:
         scale.update(all_finite)
     lap = rank_state.stopwatch.lap()
-    step = HandedStep(batch.step + 1, trained.lr, agreement, moments, ToHost(outcome), lap)
+    step = HandedStep(batch.step + 1, trained.lr, agreement, stats, ToHost(outcome), lap)
     rank_state.open_step = step
     if not rank_state.runs_ahead:
         _complete_step(rank_state)
@@ -135,7 +135,7 @@ def apply_gradients(rank_state: RankState, pushed: Pushed) -> float:
     for group, rate in zip(groups, rates, strict=True):
         group["lr"] = rate
     shape = rank_state.run.layout.num_microbatches, 3, trained.statistics.num_channels
-    trained.statistics.update(pushed.moments.view(shape))
+    trained.statistics.update(pushed.stats.view(shape))
     trained.update_average()
     rank_state.step = pushed.step + 1
     return lr
@@ -164,7 +164,7 @@ def _complete_step(rank_state: RankState) -> None:
     step.seconds, step.busy_seconds = step.lap.seconds(), step.lap.busy_seconds()
     rank_state.busy_seconds = step.busy_seconds
     if step.is_taken:
-        rank_state.trained.statistics.update(step.moments)
+        rank_state.trained.statistics.update(step.stats)
         rank_state.trained.update_average()
     step.is_complete = True
 
@@ -195,27 +195,27 @@ def settle_after_loss(rank_state: RankState) -> bool:
     return True
 
 
-def _gather_loss_and_moments(
+def _gather_loss_and_stats(
     rank_state: RankState, losses: Tensor | None
 ) -> tuple[Tensor | None, Tensor]:
-    """Gather the loss of the global batch, and BatchNorm's moments of its D * M micro-batches.
+    """Gather the loss of the global batch, and BatchNorm's statistics of its D * M micro-batches.
 
     One small exchange a step carries both. The losses are each micro-batch's share, (M,) float64,
-    on ranks of the last stage, and so is the loss, a scalar; the moments are (D * M, 3, channels).
+    on ranks of the last stage, and so is the loss, a scalar; the others are (D * M, 3, channels).
     """
     num_microbatches = rank_state.run.layout.num_microbatches
-    moments = rank_state.trained.statistics.take().flatten()
-    own = moments if losses is None else torch.cat((moments, losses))
-    by_rank = rank_state.reducer.gather(own)  # (D * m, moments + M)
-    # Ranks that share a batch have the same moments, those of all its rows.
-    moments_by_replica = by_rank[:: rank_state.mesh.shards.size, : len(moments)].unflatten(
+    stats = rank_state.trained.statistics.take().flatten()
+    own = stats if losses is None else torch.cat((stats, losses))
+    by_rank = rank_state.reducer.gather(own)  # (D * m, stats + M)
+    # Ranks that share a batch have the same statistics, those of all its rows.
+    statistics_by_replica = by_rank[:: rank_state.mesh.shards.size, : len(stats)].unflatten(
         1, (num_microbatches, 3, rank_state.trained.statistics.num_channels)
     )
-    all_moments = moments_by_replica.flatten(0, 1)  # (D * M, 3, channels)
+    all_stats = statistics_by_replica.flatten(0, 1)  # (D * M, 3, channels)
     if losses is None:
-        return None, all_moments
+        return None, all_stats
     # Summed in the order of the D * M micro-batches, which is the same for every layout.
-    return by_rank[:, len(moments) :].flatten().sum(), all_moments
+    return by_rank[:, len(stats) :].flatten().sum(), all_stats
 
 
 def _is_finite(gradients: list[Tensor], loss: Tensor | None) -> Tensor:

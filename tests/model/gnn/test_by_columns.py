@@ -17,7 +17,7 @@ from tests.model.gnn.test_slicing import CLASSES, IN, KINDS, WIDTH, build
 from tests.threads import in_threads
 from vigpipe.model.gnn.by_columns import ByColumns
 from vigpipe.model.gnn.columns import WideShare
-from vigpipe.model.norm import PooledStatistics, merge_moments
+from vigpipe.model.norm import PooledStatistics, merge_stats
 from vigpipe.ops.sparse_rows import SparseRows
 
 N = 40
@@ -126,13 +126,13 @@ def cut(model: Any, num_stages: int) -> list[Any]:
 def run_by_columns(
     model, num, x, adjacency, *, num_stages=1, partition_input=False, estimate=False, guard=True
 ) -> list[Any]:
-    """What each of some ranks gets, and the moments that it recorded."""
+    """What each of some ranks gets, and the statistics that it recorded."""
     slicing = model.slicing(partition_input)
     whole, owned = whole_of(model, slicing), [owned_by(model, slicing, num, k) for k in range(num)]
     stages = cut(model, num_stages)
 
     def work(columns):
-        y, moments = x, {}
+        y, stats = x, {}
         with NoHiddenSides(WIDTH) if guard else nullcontext():
             for stage in stages:
                 table = stage.slicing(partition_input)
@@ -143,9 +143,9 @@ def run_by_columns(
                 if not stage.has_readout:
                     (length,) = stage.boundary_shape(stage.span[1])
                     assert y.shape[1] == length // num
-                moments |= part.take_moments()
-                assert not part.take_moments()
-        return y, moments
+                stats |= part.take_stats()
+                assert not part.take_stats()
+        return y, stats
 
     return in_threads(num, lambda meeting: work(Threads(meeting)))
 
@@ -215,7 +215,7 @@ def test_estimated_statistics_are_those_of_training(kind, num):
     trained = deepcopy(model).train()
     pooled = PooledStatistics([trained], len(batches))
     expected = [trained(features(), adjacency=adjacency).detach() for adjacency in batches]
-    moments = pooled.take().split(pooled.sizes, 2)
+    stats = pooled.take().split(pooled.sizes, 2)
     names = [key for key, norm in trained.named_modules() if norm in pooled.norms]
     slicing, options = model.slicing(), {"estimate": True, "guard": is_guarded(kind, num)}
     shares: list[Any] = [
@@ -226,10 +226,10 @@ def test_estimated_statistics_are_those_of_training(kind, num):
         for batch, y in zip(shares, expected, strict=True):
             close(batch[rank][0], y)
             assert batch[rank][1].keys() == set(names)
-        for key, of_batches in zip(names, moments, strict=True):
+        for key, of_batches in zip(names, stats, strict=True):
             own = torch.cat([batch[rank][1][key] for batch in shares])
             entries = slicing.owned_entries(f"{key}.weight", num, rank)
-            close(merge_moments(own), merge_moments(of_batches[:, :, entries]))
+            close(merge_stats(own), merge_stats(of_batches[:, :, entries]))
 
 
 def test_edges_of_other_nodes_are_refused():

@@ -40,7 +40,7 @@ class ByColumns:
 
     def __init__(self, model: GraphModel, share: WideShare) -> None:
         self.model, self._share = model, share
-        self._moments: dict[str, list[Tensor]] = {}
+        self._stats: dict[str, list[Tensor]] = {}
 
     @torch.no_grad()
     def forward(
@@ -56,7 +56,7 @@ class ByColumns:
         Between stages, x and the result are the rank's columns, (n, d / m); with GCNII, those of
         the features and of the first features, side by side. Logits have the same bits on all
         ranks. `features` are those of `GraphModel.by_layer`. With `estimate`, every BatchNorm
-        normalises with the statistics of these nodes, and records them for `take_moments`.
+        normalises with the statistics of these nodes, and records them for `take_stats`.
 
         Raises:
             ValueError: the adjacency is one of other nodes.
@@ -77,16 +77,16 @@ class ByColumns:
         x = first_rows(x, adjacency.num_targets)
         return self._share.linear(_halves(x)[0], "readout") if isinstance(model, Gcn2Model) else x
 
-    def take_moments(self) -> dict[str, Tensor]:
-        """Return what was recorded since the last call, for `model.norm.merge_moments`.
+    def take_stats(self) -> dict[str, Tensor]:
+        """Return what was recorded since the last call, for `model.norm.merge_stats`.
 
         Returns:
             By the name of each BatchNorm, such as `convs.0.norm`: (batches, 3, C) float64, count,
             mean and sum of squared deviations of the rank's channels in each forward.
         """
-        moments = {name: torch.stack(batches) for name, batches in self._moments.items()}
-        self._moments = {}
-        return moments
+        stats = {name: torch.stack(batches) for name, batches in self._stats.items()}
+        self._stats = {}
+        return stats
 
     def _run(
         self, name: str, layer: GraphLayer, x: AnyFeatures, adjacency: Adjacency, estimate: bool
@@ -111,8 +111,8 @@ class ByColumns:
             running_var = share.tensor("running_var", y.device)
             return F.batch_norm(y, running_mean, running_var, weight, bias, eps=norm.eps)
         y, means, variances = ops.norm(y, weight, bias, eps=norm.eps, fused=norm.fused)
-        moments = torch.stack((torch.full_like(means, len(y)), means, variances * len(y)))
-        self._moments.setdefault(name, []).append(moments)
+        stats = torch.stack((torch.full_like(means, len(y)), means, variances * len(y)))
+        self._stats.setdefault(name, []).append(stats)
         return y
 
 
