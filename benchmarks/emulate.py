@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from benchmarks.emulated import PICTURE, write_page
 from benchmarks.options import FILES, EmulateBench
-from benchmarks.overhead import Case, Step, make_case
+from benchmarks.overhead import Case, TimedStep, make_case
 from benchmarks.ranks import run_bench_ranks, start_bench_ranks
 from benchmarks.sleeping import SleepingModel, sleep_until
 from vigpipe.data.loss import Loss
@@ -142,7 +142,7 @@ def _counts(flag: str, text: str) -> list[int]:
 
 def emulate(
     cases: Sequence[Case], options: EmulateBench, profile: Profile, timeout: float
-) -> list[Step]:
+) -> list[TimedStep]:
     """Run all layouts once, then all of them again, and so on; every rank of the world calls this.
 
     A rank holds one layout at a time, so that it needs only the memory of the largest. An untimed
@@ -159,7 +159,7 @@ def emulate(
     """
     gc.freeze()  # or every collection would copy the pages that are shared with the fork server
     groups = make_groups(cases, timeout)
-    steps: list[Step] = []
+    steps: list[TimedStep] = []
     for repeat in range(options.repeats):
         for case in cases:
             if dist.get_rank() < case.layout.world_size:
@@ -264,7 +264,7 @@ class _EmulatedRank:
         self.reducer.gradients.reduce()
         return drained - start, time.perf_counter() - drained
 
-    def timed_step(self, repeat: int) -> Step:
+    def timed_step(self, repeat: int) -> TimedStep:
         """Run a step and gather the times of all its ranks."""
         for model in self.models:
             model.late_seconds.clear()
@@ -279,7 +279,7 @@ class _EmulatedRank:
         values = torch.tensor((*times, self.sync_bytes, _memory_bytes()), dtype=torch.float64)
         ranks = gather_vectors(values, self.world_group)
         schedules, syncs, cpus, lates, sleeps, sizes, memories = ranks.unbind(1)
-        return Step(
+        return TimedStep(
             case=self.case,
             repeat=repeat,
             seconds=float((schedules + syncs).max()),

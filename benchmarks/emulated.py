@@ -13,7 +13,7 @@ from benchmarks.options import EmulateBench
 from benchmarks.overhead import (
     MeasuredLayout,
     Overhead,
-    Step,
+    TimedStep,
     by_case,
     fit_overhead,
     select_layouts,
@@ -36,7 +36,7 @@ def write_page(
     folder: Path,
     options: EmulateBench,
     profile: Profile,
-    steps: Sequence[Step],
+    steps: Sequence[TimedStep],
     alone: Sequence[float],
 ) -> None:
     """Print the tables; write README.md, rows.csv, overhead.png and profile.json.
@@ -205,7 +205,7 @@ def sync_table(measured: Sequence[MeasuredLayout], fmt: str) -> str:
 
 def synchronisation(measured: Sequence[MeasuredLayout]) -> list[tuple[int, int, float, int]]:
     """List (S, D, median seconds of adding up, bytes of the largest buffer) over all M."""
-    steps: dict[tuple[int, int], list[Step]] = {}
+    steps: dict[tuple[int, int], list[TimedStep]] = {}
     for m in measured:
         degrees = m.case.layout.pipeline_size, m.case.layout.num_replicas
         steps.setdefault(degrees, []).extend(m.steps)
@@ -215,7 +215,7 @@ def synchronisation(measured: Sequence[MeasuredLayout]) -> list[tuple[int, int, 
     ]
 
 
-def _write_rows(path: Path, steps: Sequence[Step]) -> None:
+def _write_rows(path: Path, steps: Sequence[TimedStep]) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         counts = ["stages", "microbatches", "replicas", "rows", "transfer_bytes", "sync_bytes"]

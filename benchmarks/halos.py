@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from benchmarks.options import HalosBench
 from benchmarks.trained import (
     Question,
-    Run,
     Table,
+    TrainedRun,
     best_evaluation,
     check_graph_model,
     check_left_out,
@@ -60,7 +60,7 @@ class Curve(NamedTuple):
     accuracies: Sequence[float]
 
 
-def _plan(options: HalosBench) -> list[Run]:
+def _plan(options: HalosBench) -> list[TrainedRun]:
     check_seeds(options.seeds)
     check_graph_model(options.model)
     check_left_out(options, HalosBench(), ("seed", "split", "halo"))
@@ -72,13 +72,13 @@ def _plan(options: HalosBench) -> list[Run]:
     return [_run(halo, seed) for seed in range(options.seeds) for halo in halos]
 
 
-def _run(halo: str, seed: int) -> Run:
+def _run(halo: str, seed: int) -> TrainedRun:
     folder = f"{re.sub('[^a-z0-9]+', '-', halo)}-{seed}"
     options = {"split": "halo", "halo": halo, "seed": seed}
-    return Run(f"{halo} with seed {seed}", folder, options, (halo, seed))
+    return TrainedRun(f"{halo} with seed {seed}", folder, options, (halo, seed))
 
 
-def _read(options: HalosBench, run: Run, out: Path, summary: Mapping[str, Any]) -> Learned:
+def _read(options: HalosBench, run: TrainedRun, out: Path, summary: Mapping[str, Any]) -> Learned:
     rows = parse_rows((out / METRICS).read_bytes())
     best, steps = best_evaluation(rows, "accuracy", out), step_rows(rows)
     (halo, seed), losses = run.case, [row["loss"] for row in steps]

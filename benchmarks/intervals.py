@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from benchmarks.options import IntervalsBench
 from benchmarks.trained import (
     Question,
-    Run,
     Table,
+    TrainedRun,
     check_graph_model,
     check_left_out,
     check_seeds,
@@ -92,7 +92,7 @@ class Outcome(NamedTuple):
     evenness: float
 
 
-def _plan(options: IntervalsBench) -> list[Run]:
+def _plan(options: IntervalsBench) -> list[TrainedRun]:
     check_seeds(options.seeds)
     check_graph_model(options.model)
     check_left_out(options, IntervalsBench(), _OF_RUNS)
@@ -112,7 +112,7 @@ def _plan(options: IntervalsBench) -> list[Run]:
     ]
 
 
-def _run(options: IntervalsBench, case: Case) -> Run:
+def _run(options: IntervalsBench, case: Case) -> TrainedRun:
     partition, way, replicas, every, seed = case
     # Scored once: an evaluation would be part of the time of the replica that does it.
     chosen: dict[str, object] = {"sampler": "parts", "evaluate_every": options.epochs or 1}
@@ -124,10 +124,12 @@ def _run(options: IntervalsBench, case: Case) -> Run:
     layout = f"{way} with {replicas} replicas, --average-every {every}"
     name = f"{layout if way in WAYS else 'one process'} and seed {seed}"
     folder = f"{partition}-{way}-{replicas}-{every}-{seed}"
-    return Run(f"{partition} parts, {name}", folder, chosen, case)
+    return TrainedRun(f"{partition} parts, {name}", folder, chosen, case)
 
 
-def _read(options: IntervalsBench, run: Run, out: Path, summary: Mapping[str, Any]) -> Outcome:
+def _read(
+    options: IntervalsBench, run: TrainedRun, out: Path, summary: Mapping[str, Any]
+) -> Outcome:
     rows, case = parse_rows((out / METRICS).read_bytes()), run.case
     if case.way in WAYS:
         items = [replica["items"] for replica in summary["replicas"]["each"]]

@@ -15,7 +15,7 @@ from statistics import fmean, median, stdev
 from typing import Any, NamedTuple
 
 from benchmarks.options import LearningBench
-from benchmarks.trained import PROGRAM, Question, Run, Table, check_seeds
+from benchmarks.trained import PROGRAM, Question, Table, TrainedRun, check_seeds
 from vigpipe.config.options import TrainConfig
 from vigpipe.config.replication import with_replication_defaults
 from vigpipe.errors import InputError
@@ -60,7 +60,7 @@ class Learned(NamedTuple):
     seconds: float
 
 
-def _plan(options: LearningBench) -> list[Run]:
+def _plan(options: LearningBench) -> list[TrainedRun]:
     check_seeds(options.seeds)
     if not 0 <= options.sleep <= 60 or not 1 <= options.slow <= 1000:
         raise InputError(
@@ -119,17 +119,19 @@ def _averaging(options: LearningBench) -> TrainConfig:
     return with_replication_defaults(given)
 
 
-def _run(options: LearningBench, way: str, seed: int) -> Run:
+def _run(options: LearningBench, way: str, seed: int) -> TrainedRun:
     chosen, program = options_of(options, way, seed), PROGRAM
     if options.sleep:
         num_ranks = options.dp + (chosen.get("strategy") == "server")
         slowness = num_ranks, options.sleep, options.slow, options.dp
         program = ("benchmarks.slowed", *map(str, slowness))
     folder = f"{way.replace(', ', '-').replace(':', '')}-{seed}"
-    return Run(f"{way} with seed {seed}", folder, chosen, (way, seed), program)
+    return TrainedRun(f"{way} with seed {seed}", folder, chosen, (way, seed), program)
 
 
-def _read(options: LearningBench, run: Run, out: Path, summary: Mapping[str, Any]) -> Learned:
+def _read(
+    options: LearningBench, run: TrainedRun, out: Path, summary: Mapping[str, Any]
+) -> Learned:
     (way, seed), test = run.case, summary["test"]
     return Learned(way, seed, test["top1"], test["loss"], summary["wall_seconds"])
 

@@ -100,7 +100,7 @@ def make_case(
 
 
 @dataclass(frozen=True)
-class Step:
+class TimedStep:
     """A timed step of an emulated layout; the seconds are those of the slowest rank.
 
     Attributes:
@@ -132,7 +132,7 @@ class MeasuredLayout:
     """The timed steps of one emulated layout."""
 
     case: Case
-    steps: tuple[Step, ...]
+    steps: tuple[TimedStep, ...]
 
     def median(self, name: str) -> float:
         """Return the median of an attribute of the steps."""
@@ -164,9 +164,9 @@ class MeasuredLayout:
         return self.busy_cores > SHORT_OF_CORES * (os.cpu_count() or 1)
 
 
-def by_case(steps: Sequence[Step]) -> list[MeasuredLayout]:
+def by_case(steps: Sequence[TimedStep]) -> list[MeasuredLayout]:
     """Group steps by layout, in the order of the first step of each layout."""
-    cases: dict[Case, list[Step]] = {}
+    cases: dict[Case, list[TimedStep]] = {}
     for step in steps:
         cases.setdefault(step.case, []).append(step)
     return [MeasuredLayout(case, tuple(same)) for case, same in cases.items()]

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from benchmarks.options import SamplersBench
 from benchmarks.trained import (
     Question,
-    Run,
     Table,
+    TrainedRun,
     best_evaluation,
     check_graph_model,
     check_seeds,
@@ -58,14 +58,14 @@ class Learned(NamedTuple):
     peak_bytes: int
 
 
-def _plan(options: SamplersBench) -> list[Run]:
+def _plan(options: SamplersBench) -> list[TrainedRun]:
     check_seeds(options.seeds)
     check_graph_model(options.model)
     if options.seed:
         raise InputError(f"--seed {options.seed}: is what --seeds is for")
     ways = parse_ways("ways", options)
     return [
-        Run(
+        TrainedRun(
             f"{way.name} with seed {seed}",
             f"{re.sub('[^a-z0-9]+', '-', way.name)}-{seed}",
             {**way.options, "seed": seed},
@@ -76,7 +76,7 @@ def _plan(options: SamplersBench) -> list[Run]:
     ]
 
 
-def read(options: SamplersBench, run: Run, out: Path, summary: Mapping[str, Any]) -> Learned:
+def read(options: SamplersBench, run: TrainedRun, out: Path, summary: Mapping[str, Any]) -> Learned:
     """Read what a finished run has learned; see `Question`.
 
     Raises:

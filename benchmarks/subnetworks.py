@@ -12,7 +12,7 @@ from itertools import product
 from benchmarks.options import SubnetworksBench
 from benchmarks.subnetworks_outcome import VARIANTS, Case, read_outcome
 from benchmarks.subnetworks_page import page_of
-from benchmarks.trained import Question, Run, check_left_out, check_seeds, parse_numbers
+from benchmarks.trained import Question, TrainedRun, check_left_out, check_seeds, parse_numbers
 from benchmarks.ways import OF_WAYS, parse_ways
 from vigpipe.config.options import OPTIONS, flag
 from vigpipe.config.recipes import MODEL_DEFAULTS
@@ -23,7 +23,7 @@ _OF_RUNS = ("seed", "layers", "dp", "strategy", "average_every", *_OF_VARIANTS)
 _LISTS = ("depths", "samplers", "replicas", "variants", "intervals", "seeds")
 
 
-def _plan(options: SubnetworksBench) -> list[Run]:
+def _plan(options: SubnetworksBench) -> list[TrainedRun]:
     check_seeds(options.seeds)
     check_left_out(options, SubnetworksBench(model=options.model), _OF_RUNS)
     is_graph = MODEL_DEFAULTS[options.model].job == "graph"
@@ -47,7 +47,7 @@ def _plan(options: SubnetworksBench) -> list[Run]:
         for layout in layouts
     ]
     return [
-        Run(
+        TrainedRun(
             str(case),
             re.sub("[^a-z0-9]+", "-", "-".join(str(w) for w in case if w is not None)).strip("-"),
             {**ways.get(case.sampler, {}), **case.options()},

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.options import SubnetworksBench
 from benchmarks.trained import (
-    Run,
+    TrainedRun,
     best_evaluation,
     largest_peak,
     slowest_step,
@@ -105,7 +105,7 @@ class Outcome(NamedTuple):
 
 
 def read_outcome(
-    options: SubnetworksBench, run: Run, out: Path, summary: Mapping[str, Any]
+    options: SubnetworksBench, run: TrainedRun, out: Path, summary: Mapping[str, Any]
 ) -> Outcome:
     """Read what a finished run came to; see `trained.Question`.
 

@@ -165,7 +165,7 @@ def write_shared(folder: Path, options: TrainConfig, others: Iterable[str]) -> N
     (folder / "config.toml").write_text(tomli_w.dumps(shared), encoding="utf-8")
 
 
-class Run(NamedTuple):
+class TrainedRun(NamedTuple):
     """A run of `vigpipe train`.
 
     Attributes:
@@ -216,12 +216,12 @@ class Question(Generic[Options, Found]):
 
     title: str
     not_shared: Sequence[str]
-    plan: Callable[[Options], Sequence[Run]]
-    read: Callable[[Options, Run, Path, Mapping[str, Any]], Found]
+    plan: Callable[[Options], Sequence[TrainedRun]]
+    read: Callable[[Options, TrainedRun, Path, Mapping[str, Any]], Found]
     told: Callable[[Found], str]
     page: Callable[[Options, Sequence[Found], Path], tuple[str, Sequence["Table"]]]
     files: Sequence[str] = ()
-    failed: Callable[[Run, Path, Failure], Found] | None = None
+    failed: Callable[[TrainedRun, Path, Failure], Found] | None = None
     more: Callable[[Options, Sequence[Found]], Sequence[Found]] = lambda options, found: ()
 
 
@@ -261,7 +261,7 @@ def _answer(
     question: Question[Options, Found],
     options: Options,
     folder: Path,
-    run: Run,
+    run: TrainedRun,
     failures: list[Failure],
 ) -> Found:
     """Do a run, and return what it came to; if it has failed and may, note how."""
@@ -274,7 +274,7 @@ def _answer(
     return question.read(options, run, out, summary)
 
 
-def train(folder: Path, out: Path, run: Run) -> dict[str, Any]:
+def train(folder: Path, out: Path, run: TrainedRun) -> dict[str, Any]:
     """Train once, as a command of its own.
 
     Args:
@@ -296,7 +296,7 @@ def train(folder: Path, out: Path, run: Run) -> dict[str, Any]:
     return json.loads((out / SUMMARY).read_text(encoding="utf-8"))
 
 
-def try_to_train(folder: Path, out: Path, run: Run) -> dict[str, Any] | Failure:
+def try_to_train(folder: Path, out: Path, run: TrainedRun) -> dict[str, Any] | Failure:
     """Train once, as `train` does, but return how the run has failed if it has."""
     with tempfile.TemporaryFile() as stderr:
         code = run_child(_command(folder, out, run), stderr=stderr)
@@ -309,7 +309,7 @@ def try_to_train(folder: Path, out: Path, run: Run) -> dict[str, Any] | Failure:
     return Failure(code, sentence.replace(tempfile.gettempdir(), "$TMPDIR"))
 
 
-def _command(folder: Path, out: Path, run: Run) -> list[str]:
+def _command(folder: Path, out: Path, run: TrainedRun) -> list[str]:
     words = [sys.executable, "-m", *run.program, "train", "--config", str(folder / "config.toml")]
     for option, value in {**run.options, "out": out}.items():
         words += as_given(option, value).split(" ", 1)

@@ -17,7 +17,7 @@ _SIZES = {sampler: of_sampler(sampler) for sampler in SAMPLERS if sampler != "pa
 OF_WAYS = (*_CHOSEN, *dict.fromkeys(name for names in _SIZES.values() for name in names))
 
 
-class Way(NamedTuple):
+class SamplingWay(NamedTuple):
     """One way to sample the graph.
 
     Attributes:
@@ -29,7 +29,7 @@ class Way(NamedTuple):
     options: dict[str, str]
 
 
-def parse_ways(name: str, options: TrainConfig) -> list[Way]:
+def parse_ways(name: str, options: TrainConfig) -> list[SamplingWay]:
     """Parse a list of ways, and give each the options of its own sampler.
 
     Args:
@@ -50,13 +50,13 @@ def parse_ways(name: str, options: TrainConfig) -> list[Way]:
     return [way._replace(options={**way.options, **_sizes_of(way, options)}) for way in ways]
 
 
-def _sizes_of(way: Way, options: TrainConfig) -> dict[str, str]:
+def _sizes_of(way: SamplingWay, options: TrainConfig) -> dict[str, str]:
     """Return the options of a way's own sampler, as the user gave them."""
     values = {name: getattr(options, name) for name in _SIZES.get(way.options["sampler"], ())}
     return {name: str(value) for name, value in values.items() if value is not None}
 
 
-def parse_way(word: str, given: str) -> Way:
+def parse_way(word: str, given: str) -> SamplingWay:
     """Parse one way to sample the graph.
 
     Args:
@@ -79,4 +79,4 @@ def parse_way(word: str, given: str) -> Way:
     for name, value in {**chosen, "epochs": epochs}.items():
         if value is not None:
             options[name] = value
-    return Way(word, options)
+    return SamplingWay(word, options)

@@ -17,8 +17,8 @@ from benchmarks.trained import (
     PEAK,
     Failure,
     Question,
-    Run,
     Table,
+    TrainedRun,
     check_graph_model,
     check_left_out,
     largest_peak,
@@ -62,7 +62,7 @@ class Row(NamedTuple):
     sentence: str = ""
 
 
-def _plan(options: WidthsBench) -> list[Run]:
+def _plan(options: WidthsBench) -> list[TrainedRun]:
     check_graph_model(options.model)
     check_left_out(options, WidthsBench(), _OF_RUNS, "is chosen for every run")
     widths, replicas = (parse_numbers(n, getattr(options, n)) for n in ("widths", "replicas"))
@@ -79,17 +79,17 @@ def _plan(options: WidthsBench) -> list[Run]:
     return [_run(options, width, m) for width in widths for m in replicas]
 
 
-def _run(options: WidthsBench, width: int, replicas: int) -> Run:
+def _run(options: WidthsBench, width: int, replicas: int) -> TrainedRun:
     # Evaluated once, at the end.
     chosen: dict[str, object] = {"width": width, "evaluate_every": options.steps}
     if replicas > 1:
         chosen |= {"strategy": "subnetworks", "dp": replicas}
         chosen["average_every"] = options.average_every
     name = f"width {width}, m = {replicas}"
-    return Run(name, f"{width}-{replicas}", chosen, (width, replicas))
+    return TrainedRun(name, f"{width}-{replicas}", chosen, (width, replicas))
 
 
-def _read(options: WidthsBench, run: Run, out: Path, summary: Mapping[str, Any]) -> Row:
+def _read(options: WidthsBench, run: TrainedRun, out: Path, summary: Mapping[str, Any]) -> Row:
     _remove_weights(out)
     seconds = slowest_step(parse_rows((out / METRICS).read_bytes()))
     peak = largest_peak(summary)
@@ -102,7 +102,7 @@ def _remove_weights(out: Path) -> None:
     (out / WEIGHTS).unlink(missing_ok=True)
 
 
-def _failed(run: Run, out: Path, failure: Failure) -> Row:
+def _failed(run: TrainedRun, out: Path, failure: Failure) -> Row:
     _remove_weights(out)
     return Row("run", *run.case, exit_code=failure.code, sentence=failure.sentence)
 

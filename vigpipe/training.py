@@ -282,7 +282,7 @@ class Training(Loop):
             self._scores = evaluate_all(state)
         counted = accounts, gather_compression(state), gather_sent(state)
         timing = None if state.recorder is None else gather_timing(state, self._clocks)
-        save = save_run_weights if state.rows is None else save_wide_weights
+        save = save_run_weights if state.wide_rows is None else save_wide_weights
         save(state, folder / WEIGHTS)
         if state.trained.ema is not None:
             with state.trained.averaged():

@@ -14,7 +14,7 @@ from vigpipe.analysis.bubble import (
 )
 from vigpipe.parallel.layout import Layout
 from vigpipe.spans import Span, SpanKind, by_rank, seconds_by_kind, step_seconds
-from vigpipe.timing.recorder import Phase, Row, Step
+from vigpipe.timing.recorder import Phase, RecordedStep, Row
 
 Seconds = Callable[[SpanKind, int, int], float]  # of a kind, a stage and a micro-batch
 GPIPE = Layout(2, 3)
@@ -35,7 +35,7 @@ def simulated(layout: Layout, seconds: Seconds) -> list[Span]:
 
 def recorded(
     layout: Layout, seconds: Seconds = equal, before: Sequence[Span] = (), num_steps: int = 2
-) -> dict[int, list[Step]]:
+) -> dict[int, list[RecordedStep]]:
     """Steps as ranks record them that take no time for anything else.
 
     A rank that has ended begins the next step, and waits there for the others.
@@ -48,7 +48,7 @@ def recorded(
     """
     spans = simulated(layout, seconds)
     length = step_seconds(spans)
-    steps: dict[int, list[Step]] = {}
+    steps: dict[int, list[RecordedStep]] = {}
     for position, own in by_rank(spans).items():
         own = [*before, *own]
         if own[-1].end < length:
@@ -56,11 +56,11 @@ def recorded(
         for replica in range(layout.num_replicas):
             rank = replica * layout.pipeline_size + position
             mine = [span._replace(rank=rank) for span in own]
-            steps[rank] = [Step("train", number, mine, []) for number in range(num_steps)]
+            steps[rank] = [RecordedStep("train", number, mine, []) for number in range(num_steps)]
     return steps
 
 
-def rows_of(steps: dict[int, list[Step]], layout: Layout) -> list[Row]:
+def rows_of(steps: dict[int, list[RecordedStep]], layout: Layout) -> list[Row]:
     """Rows of timing.csv; the step is the sum of its spans."""
     rows = []
     for rank, own in steps.items():

@@ -36,7 +36,7 @@ from vigpipe.run.step import train_step
 from vigpipe.spans import COMPUTE, SpanKind
 from vigpipe.timing.boxes import COLOURS
 from vigpipe.timing.clock import read_clocks
-from vigpipe.timing.recorder import PHASES, Event, Row, Step
+from vigpipe.timing.recorder import PHASES, Event, RecordedStep, Row
 
 CPU = torch.device("cpu")
 BASE = TrainConfig(data="fake", image_size=8, batch_size=8, steps=3, drop_path=0.2, seed=3)
@@ -90,7 +90,9 @@ def checked(config: TrainConfig, answers: list[tuple[list[str], Timing | None]])
     return timing
 
 
-def assert_whole(step: Step, layout: Layout, rank: int, directions: Sequence[SpanKind]) -> None:
+def assert_whole(
+    step: RecordedStep, layout: Layout, rank: int, directions: Sequence[SpanKind]
+) -> None:
     """No gap, no overlap; every stage and micro-batch once a direction; regions inside spans."""
     for before, after in pairwise(step.spans):
         assert before.end == pytest.approx(after.start, abs=1e-9)
@@ -144,7 +146,7 @@ def assert_accounted(timing: Timing) -> None:
     assert len(missed) < len(pairs) / 2, missed
 
 
-def region_names(step: Step, direction: str) -> set[str]:
+def region_names(step: RecordedStep, direction: str) -> set[str]:
     return {event.name for event in step.events if event.direction == direction}
 
 
@@ -401,7 +403,7 @@ def test_the_origin_is_the_command(monkeypatch):
 def test_timing_costs_what_the_rank_pays_that_pays_most(monkeypatch):
     """Clocks of the ranks are brought together; overhead is of the median step."""
     layout = Layout(1, 1)
-    steps = [Step("train", 1, [], [])]
+    steps = [RecordedStep("train", 1, [], [])]
     rows = [
         Row("train", n, 0, 0, -1, "step", "", 1, seconds) for n, seconds in ((1, 2.0), (2, 4.0))
     ]

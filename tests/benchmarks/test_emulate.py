@@ -7,7 +7,7 @@ import pytest
 from benchmarks.emulate import emulate, list_cases
 from benchmarks.emulated import write_page
 from benchmarks.options import EmulateBench
-from benchmarks.overhead import Step, by_case, fit_overhead, make_case
+from benchmarks.overhead import TimedStep, by_case, fit_overhead, make_case
 from tests.world import run_ranks
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import even_plan
@@ -39,7 +39,7 @@ def case(num_stages, num_microbatches, num_replicas=1):
 
 def step(of, excess, seconds=0.0):
     total = of.ideal_seconds + excess
-    return Step(of, 0, total + seconds, total, seconds, 1e-4, 0.0, 100, 1000)
+    return TimedStep(of, 0, total + seconds, total, seconds, 1e-4, 0.0, 100, 1000)
 
 
 def test_the_fit_finds_what_was_put_in_and_looks_at_the_fastest_repeat(monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.options import SamplersBench
 from benchmarks.samplers import read
-from benchmarks.trained import Run
+from benchmarks.trained import TrainedRun
 from tests.world import run_command
 
 pytestmark = pytest.mark.heavy
@@ -24,7 +24,7 @@ def test_what_counts_is_the_test_score_at_the_best_validation_epoch(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     partition = {"seconds": 1.5, "read_seconds": 0.125, "kept_edge_fraction": 0.1}
     graph = {"kept_edge_fraction": 0.25, "sampler_seconds": 2.0, "partition": partition}
-    run = Run("metis with seed 3", "metis-3", {}, ("metis", 3))
+    run = TrainedRun("metis with seed 3", "metis-3", {}, ("metis", 3))
     found = read(SamplersBench(), run, tmp_path, {"steps": 4, "peak_bytes": 7, "graph": graph})
     # Seconds of an epoch: 4.0 and 6.0.
     assert found == ("metis", 3, 0.5, 0.4, 1, 4, 0.25, 1.5, 0.125, 5.0, 7)

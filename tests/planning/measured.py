@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tests.planning.profiles import make_profile
 from vigpipe.planning.profile import Piece
-from vigpipe.planning.ways import Layers, Links, Measured, Way
+from vigpipe.planning.ways import Layers, Links, Measured, MeasuredWay
 
 MB = 10**6
 # An exchange takes 1 ms, and 1 ms more for every MB; a sum as much.
@@ -30,8 +30,8 @@ PROFILE = replace(
 )
 
 
-ONE = Way("one rank", "", True, 1, 1, seconds=(12.0,), peak_bytes=100 * MB)
-MIXED = Way(
+ONE = MeasuredWay("one rank", "", True, 1, 1, seconds=(12.0,), peak_bytes=100 * MB)
+MIXED = MeasuredWay(
     "mixed",
     "--shards 2 --split mixed",
     True,
@@ -44,7 +44,7 @@ MIXED = Way(
     gradient_bytes=2 * MB,
     peak_bytes=60 * MB,
 )
-HALO = Way(
+HALO = MeasuredWay(
     "halo",
     "--shards 2 --split halo",
     True,
@@ -57,7 +57,7 @@ HALO = Way(
     peak_bytes=70 * MB,
     sources=1.9,
 )
-REPLICAS = Way(
+REPLICAS = MeasuredWay(
     "replicas of parts",
     "--sampler parts --dp 2",
     False,
@@ -68,10 +68,10 @@ REPLICAS = Way(
     peak_bytes=40 * MB,
 )
 PIPELINE = Layers(PROFILE, ((0, 1), (2, 3)), 1, 1.0, (), 1.0)
-LAYERS = Way(
+LAYERS = MeasuredWay(
     "layers", "--stages 2", True, 2, 1, layers=Layers(PROFILE, ((0, 1), (2, 3)), 1, 1.0, (), 1.0)
 )
-NONE = Way("many", "--stages 9", True, 9, 1, why_not="there are 4 blocks")
+NONE = MeasuredWay("many", "--stages 9", True, 9, 1, why_not="there are 4 blocks")
 
 
 def make_measured(*ways, links=LINKS):

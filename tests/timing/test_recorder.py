@@ -13,7 +13,7 @@ from vigpipe.model.staged import StagedModel
 from vigpipe.model.study import VigStudy
 from vigpipe.model.variants import create_model
 from vigpipe.timing.clock import HostClock
-from vigpipe.timing.recorder import NUM_CLOSE_STEPS, PHASES, Event, Phase, Recorder, Step
+from vigpipe.timing.recorder import NUM_CLOSE_STEPS, PHASES, Event, Phase, RecordedStep, Recorder
 
 
 class Ticks(HostClock):
@@ -28,7 +28,7 @@ def make(num_warmup: int = 0, num_steps: int = 10, clock: HostClock | None = Non
     return Recorder(clock or Ticks(), 3, 1, num_warmup, num_steps)
 
 
-def picture(step: Step) -> str:
+def picture(step: RecordedStep) -> str:
     """The spans as one line; time is left out, but they must follow each other."""
     for before, after in pairwise(step.spans):
         assert before.end == after.start

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from vigpipe.spans import Span
-from vigpipe.timing.recorder import Event, Step
+from vigpipe.timing.recorder import Event, RecordedStep
 from vigpipe.timing.trace import write_trace
 
 
-def step(rank: int, start: float) -> Step:
-    return Step(
+def step(rank: int, start: float) -> RecordedStep:
+    return RecordedStep(
         "train",
         7,
         [

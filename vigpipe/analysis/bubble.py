@@ -9,7 +9,7 @@ from vigpipe.parallel.layout import Layout
 from vigpipe.planning.simulate import StageCosts, simulate
 from vigpipe.schedules import orders
 from vigpipe.spans import COMPUTE, Span, SpanKind, step_seconds
-from vigpipe.timing.recorder import Step
+from vigpipe.timing.recorder import RecordedStep
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Bubble:
 
 
 def explain_bubble(
-    accounts: Sequence[Account], steps: Mapping[int, Sequence[Step]], layout: Layout
+    accounts: Sequence[Account], steps: Mapping[int, Sequence[RecordedStep]], layout: Layout
 ) -> Bubble | None:
     """Explain the bubble by comparing simulations of the measured steps.
 
@@ -75,7 +75,9 @@ def ideal_bubble(layout: Layout) -> float:
 Times = dict[SpanKind, list[list[float]]]  # seconds by kind, stage and micro-batch
 
 
-def _times(steps: Mapping[int, Sequence[Step]], layout: Layout, replica: int) -> list[Times]:
+def _times(
+    steps: Mapping[int, Sequence[RecordedStep]], layout: Layout, replica: int
+) -> list[Times]:
     """Return the measured seconds of one replica's forwards and backwards, one entry per step."""
     ranks = [rank for rank in steps if layout.replica_index(rank) == replica]
     num_stages, num_microbatches = layout.num_stages, layout.num_microbatches
@@ -124,7 +126,7 @@ def _wait(spans: Sequence[Span], layout: Layout) -> float:
     return step_seconds(spans) - busy / layout.pipeline_size
 
 
-def mean_times(steps: Mapping[int, Sequence[Step]], layout: Layout) -> Times:
+def mean_times(steps: Mapping[int, Sequence[RecordedStep]], layout: Layout) -> Times:
     """Average every stage's measured forward and backward over replicas, steps and micro-batches.
 
     All micro-batches of a stage get the same seconds.

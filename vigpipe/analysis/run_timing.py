@@ -24,7 +24,7 @@ from vigpipe.spans import Span
 from vigpipe.timing.clock import ClockReading, clock_error, make_clock, on_rank_0, read_clocks
 from vigpipe.timing.cost import stamp_seconds
 from vigpipe.timing.partial import partial_batches, partial_sentence
-from vigpipe.timing.recorder import PHASES, Phase, Recorder, Row, Step
+from vigpipe.timing.recorder import PHASES, Phase, RecordedStep, Recorder, Row
 from vigpipe.timing.tables import statistics, step_statistics, study_table, tables, write_rows
 from vigpipe.timing.timeline import draw_timeline
 from vigpipe.timing.trace import write_trace
@@ -49,7 +49,7 @@ class Timing:
     layout: Layout
     num_warmup: int
     rows: list[Row]
-    steps: dict[Phase, dict[int, list[Step]]]
+    steps: dict[Phase, dict[int, list[RecordedStep]]]
     clock_error_seconds: float
     overhead: float
     peak_bytes: list[int]
@@ -156,12 +156,12 @@ def gather_timing(rank_state: RankState, first_clocks: Sequence[ClockReading]) -
     )
 
 
-def _full_ones(steps: Sequence[Step]) -> Sequence[Step]:
+def _full_ones(steps: Sequence[RecordedStep]) -> Sequence[RecordedStep]:
     """Return the steps with full batches; all of them if none has one. Ranks do the same."""
     return [step for step in steps if step.is_full] or steps
 
 
-def _on_rank_0(step: Step, first: ClockReading, last: ClockReading) -> Step:
+def _on_rank_0(step: RecordedStep, first: ClockReading, last: ClockReading) -> RecordedStep:
     def at(seconds: float) -> float:
         return on_rank_0(seconds, first, last)
 

@@ -14,7 +14,7 @@ from vigpipe.checkpoint.weights_file import save_rows
 from vigpipe.parallel.agreement import all_gather_values
 
 if TYPE_CHECKING:
-    from vigpipe.replication.subnetworks.rows import Rows
+    from vigpipe.replication.subnetworks.rows import WideRows
     from vigpipe.run.mesh import Mesh
     from vigpipe.run.rank import RankState
 
@@ -31,7 +31,7 @@ def save_wide_weights(rank_state: "RankState", path: Path) -> None:
     Raises:
         InputError: the file cannot be written.
     """
-    run, rows, mesh = rank_state.run, rank_state.rows, rank_state.mesh
+    run, rows, mesh = rank_state.run, rank_state.wide_rows, rank_state.mesh
     assert rows is not None
     shapes = {name: t.shape for name, t in run.wide_model.state_dict().items()}
     own = {name: tensor.dtype for name, tensor in rows.wide.narrow.items()}
@@ -84,7 +84,7 @@ class _Route:
 
 
 def _collect(
-    rows: "Rows",
+    rows: "WideRows",
     name: str,
     spec: tuple[torch.dtype, tuple[int, ...]],
     stage: int,

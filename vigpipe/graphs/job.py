@@ -102,7 +102,7 @@ class GraphJob:
             f"{graph.num_nodes:,} nodes, {graph.num_edges:,} directed edges, "
             f"{graph.num_features:,} features, {graph.num_classes} classes"
         )
-        shared = str(self.shares) if self._has_halos else ""
+        shared = str(self.rank_parts) if self._has_halos else ""
         return (whole, *filter(None, (self.sampler.describe(), shared)))
 
     @property
@@ -111,7 +111,7 @@ class GraphJob:
         return self.config.shards > 1 and self.config.split == "halo"
 
     @cached_property
-    def shares(self) -> Partition:
+    def rank_parts(self) -> Partition:
         """The parts of the graph that the ranks of a replica have."""
         return make_rank_parts(self.config, self.graph, self.config.shards)
 
@@ -319,7 +319,7 @@ class GraphJob:
             number = config.sparse_threads
             return UnshardedWithPool(number, fused=fused) if number else Unsharded()
         if self._has_halos:
-            owners, kind = self.shares.parts, parse_halo(config.halo)
+            owners, kind = self.rank_parts.parts, parse_halo(config.halo)
             return ShardedByParts(shards, owners, kind, config.seed, fused=fused)
         travels = config.adjacency == "split"
         return ShardedByRows(shards, chunks=config.chunks, travels=travels, fused=fused)

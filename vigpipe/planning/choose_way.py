@@ -21,7 +21,7 @@ from vigpipe.planning.explain import in_seconds
 from vigpipe.planning.profile import with_network
 from vigpipe.planning.simulate import StageCosts, stretch
 from vigpipe.planning.step import Request, predict, stage_costs
-from vigpipe.planning.ways import Curve, Layers, Links, Measured, Way
+from vigpipe.planning.ways import Curve, Layers, Links, Measured, MeasuredWay
 
 _FAR_OFF = 100.0  # largest ratio of a step to its pieces, either way round
 _TINY_SECONDS = 1e-12
@@ -60,7 +60,7 @@ class Outcome:
     needs `peak_bytes`; `fits` says whether this is within the limit.
     """
 
-    way: Way
+    way: MeasuredWay
     parts: Parts
     sent_bytes: int
     peak_bytes: int
@@ -111,7 +111,7 @@ def choose(measured: Measured, cluster: Cluster) -> Choice:
     return Choice(best, outcomes, _reason(best, outcomes, measured, cluster))
 
 
-def predict_way(way: Way, measured: Measured, cluster: Cluster) -> Outcome:
+def predict_way(way: MeasuredWay, measured: Measured, cluster: Cluster) -> Outcome:
     """Predict a step of one way."""
     if way.layers is not None:
         return _predict_layers(way, way.layers, measured, cluster)
@@ -129,7 +129,9 @@ def predict_way(way: Way, measured: Measured, cluster: Cluster) -> Outcome:
     return Outcome(way, parts, sent, way.peak_bytes, _fits(way.peak_bytes, cluster))
 
 
-def _predict_layers(way: Way, layers: Layers, measured: Measured, cluster: Cluster) -> Outcome:
+def _predict_layers(
+    way: MeasuredWay, layers: Layers, measured: Measured, cluster: Cluster
+) -> Outcome:
     profile = with_network(layers.profile, cluster.latency_seconds, cluster.bandwidth)
     num_microbatches = layers.num_microbatches
     request = Request(
@@ -156,7 +158,7 @@ def _predict_layers(way: Way, layers: Layers, measured: Measured, cluster: Clust
     return Outcome(way, parts, sent, peak, _fits(peak, cluster))
 
 
-def _calibration(way: Way, layers: Layers, measured: Measured) -> float:
+def _calibration(way: MeasuredWay, layers: Layers, measured: Measured) -> float:
     """Return how many times longer steps take than their pieces were timed.
 
     The step of a rank alone is known: the single rank's, or where a pipeline takes other steps, a

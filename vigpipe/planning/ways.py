@@ -65,7 +65,7 @@ class Layers:
 
 
 @dataclass(frozen=True)
-class Way:
+class MeasuredWay:
     """One way to use the ranks, and what its steps cost.
 
     Attributes:
@@ -125,7 +125,7 @@ class Measured:
     model: str
     options: Mapping[str, str]
     num_ranks: int
-    ways: tuple[Way, ...]
+    ways: tuple[MeasuredWay, ...]
     links: Links
     facts: Mapping[str, Any]
 
@@ -176,8 +176,8 @@ def _measured(table: Any) -> Measured:  # noqa: ANN401
     return Measured(**{**values, "ways": ways, "links": Links(**links)})
 
 
-def _way(table: Any, num_ranks: int) -> Way:  # noqa: ANN401
-    values = _values(Way, table)
+def _way(table: Any, num_ranks: int) -> MeasuredWay:  # noqa: ANN401
+    values = _values(MeasuredWay, table)
     for name in ("name", "options", "why_not"):
         text = values[name]
         if not isinstance(text, str) or not text.isprintable() or len(text) >= 500:
@@ -202,7 +202,7 @@ def _way(table: Any, num_ranks: int) -> Way:  # noqa: ANN401
         values["layers"] = _layers(values["layers"], num_ranks)
     elif not values["why_not"] and not values["seconds"]:
         raise ValueError(f"way {values['name']!r} has no seconds")
-    return Way(**values)
+    return MeasuredWay(**values)
 
 
 def _layers(table: Any, num_ranks: int) -> Layers:  # noqa: ANN401

@@ -30,7 +30,7 @@ from vigpipe.launch.device import default_sync, hardware, has_own_cores, peak_by
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import even_plan
 from vigpipe.planning.profile import Amounts
-from vigpipe.planning.ways import Layers, Measured, Way
+from vigpipe.planning.ways import Layers, Measured, MeasuredWay
 from vigpipe.profiling.links import LinkMeter
 from vigpipe.profiling.measure import cost_options, measure_profile
 from vigpipe.profiling.rehearse import Counted, Rehearsal
@@ -47,7 +47,7 @@ _KEPT_LAYERS = 6  # activations of a layer that a step holds at a time, about, f
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PossibleWay:
     """A way that may be measured, and the options in which it differs from a run on one rank.
 
     `is_same` says whether its steps are those of one rank.
@@ -58,31 +58,31 @@ class Candidate:
     is_same: bool
 
 
-def list_ways(config: TrainConfig, num_ranks: int) -> list[Candidate]:
+def list_ways(config: TrainConfig, num_ranks: int) -> list[PossibleWay]:
     """List the ways in which m = num_ranks ranks can train on a graph.
 
     The options are those of a run on one rank, with those of the sampler filled in.
     """
     m, total = num_ranks, config.microbatches
     ways = [
-        Candidate("one rank", {}, True),
-        Candidate("mixed", {"shards": m, "split": "mixed"}, True),
+        PossibleWay("one rank", {}, True),
+        PossibleWay("mixed", {"shards": m, "split": "mixed"}, True),
     ]
     parts: dict[str, Any] = {}
     if config.sampler == "full":
-        ways.append(Candidate("halo", {"shards": m, "split": "halo"}, True))
+        ways.append(PossibleWay("halo", {"shards": m, "split": "halo"}, True))
         parts = {"sampler": "parts"}
-        ways.append(Candidate("replicas of parts", {**parts, "dp": m}, False))
+        ways.append(PossibleWay("replicas of parts", {**parts, "dp": m}, False))
     else:
         of_replica = total // m if total % m == 0 else 1
         replicas = {"dp": m, "microbatches": of_replica}
-        ways.append(Candidate("replicas", replicas, total % m == 0))
-    ways.append(Candidate("layers", {"stages": m}, True))
+        ways.append(PossibleWay("replicas", replicas, total % m == 0))
+    ways.append(PossibleWay("layers", {"stages": m}, True))
     num_microbatches = _MICROBATCHES_PER_STAGE * m
     if total < m:
         many = {**parts, "stages": m, "microbatches": num_microbatches}
         ways.append(
-            Candidate("layers, many parts" if parts else "layers, more at once", many, False)
+            PossibleWay("layers, many parts" if parts else "layers, more at once", many, False)
         )
     return ways
 
@@ -101,7 +101,7 @@ def on_one_rank(run: Run, config: TrainConfig) -> Run:
     return replace(run, config=of_one, layout=layout, plan=plan)
 
 
-def arrange(run: Run, candidate: Candidate, device: torch.device) -> Run:
+def arrange(run: Run, candidate: PossibleWay, device: torch.device) -> Run:
     """Return the run of a way, made from that of one rank.
 
     Raises:
@@ -144,12 +144,12 @@ def measure_ways(run: Run, rank: int, device: torch.device, num_ranks: int) -> M
     """
     world = _World(rank, dist.get_world_size() if dist.is_initialized() else 1, device)
     base_bytes = max(world.gathered(peak_bytes(device)))
-    ways: list[Way] = []
+    ways: list[MeasuredWay] = []
     shares: dict[int, _Share] = {}
     pipelines: dict[int, Run] = {}
     for i, candidate in enumerate(list_ways(run.config, num_ranks)):
         words = " ".join(as_given(name, value) for name, value in candidate.options.items())
-        blank = Way(candidate.name, words, candidate.is_same, 1, 1)
+        blank = MeasuredWay(candidate.name, words, candidate.is_same, 1, 1)
         try:
             of_way = arrange(run, candidate, device)
         except InputError as error:
@@ -215,8 +215,8 @@ class _Share(NamedTuple):
 
 
 def _count_shares(
-    way: Way, run: Run, world: _World, base_bytes: int, at_once: int
-) -> tuple[Way, Rehearsal | None]:
+    way: MeasuredWay, run: Run, world: _World, base_bytes: int, at_once: int
+) -> tuple[MeasuredWay, Rehearsal | None]:
     """Count what ranks that share a graph, a replica, or a single rank send and hold.
 
     Returns:
@@ -316,8 +316,8 @@ def _middle(values: np.ndarray) -> float:
 
 
 def _measure_layers(
-    way: Way, run: Run, world: _World, base_bytes: int, before: Sequence[Way]
-) -> Way:
+    way: MeasuredWay, run: Run, world: _World, base_bytes: int, before: Sequence[MeasuredWay]
+) -> MeasuredWay:
     slowdown = (1.0,)
     for other in before:
         if other.num_ranks > 1 and other.seconds:  # what ranks that compute at once lose
@@ -337,7 +337,7 @@ def _work(run: Run) -> np.ndarray:
     job, layout = run.job, run.layout
     assert isinstance(job, GraphJob)
     if layout.num_shards > 1 and run.config.split == "halo":
-        graph, shares = job.graph, job.shares
+        graph, shares = job.graph, job.rank_parts
         return work_of_parts(graph.targets(), graph.sources(), shares.parts, shares.num_parts)
     return np.ones((layout.world_size, 3))
 

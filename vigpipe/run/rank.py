@@ -25,7 +25,7 @@ from vigpipe.replication.own_steps import OwnSteps, Weights
 from vigpipe.replication.record import Recorded
 from vigpipe.replication.strategy import Strategy
 from vigpipe.replication.subnetworks.columns import RankColumns
-from vigpipe.replication.subnetworks.rows import Rows
+from vigpipe.replication.subnetworks.rows import WideRows
 from vigpipe.replication.subnetworks.strategy import Subnetworks
 from vigpipe.run.facts import Run
 from vigpipe.run.handed_step import HandedStep
@@ -101,9 +101,9 @@ class RankState:
         return self.strategy if isinstance(self.strategy, OwnSteps) else None
 
     @property
-    def rows(self) -> Rows | None:
+    def wide_rows(self) -> WideRows | None:
         """What this rank stores of the wide model of sub-networks; None if there are none."""
-        return self.strategy.rows if isinstance(self.strategy, Subnetworks) else None
+        return self.strategy.wide_rows if isinstance(self.strategy, Subnetworks) else None
 
     @property
     def is_writer(self) -> bool:
@@ -190,7 +190,7 @@ def make_rank_state(
     scorers = Scorers(layout.team_size, layout.team_of(mesh.replica_index)[1], mesh.teammates)
     merged = None
     if isinstance(strategy, Subnetworks):
-        rows = strategy.rows
+        rows = strategy.wide_rows
         merged = _merged(run, mesh, rows, pipeline)
         if run.job.merges_whole:
             scorers = Scorers(rows.across_teams.size, rows.across_teams.rank, rows.across_teams)
@@ -236,7 +236,7 @@ def _make_strategy(
     )
 
 
-def _merged(run: Run, mesh: Mesh, rows: Rows, pipeline: Pipeline) -> Merged:
+def _merged(run: Run, mesh: Mesh, rows: WideRows, pipeline: Pipeline) -> Merged:
     stage_indices, device = run.layout.stages_of(mesh.rank), pipeline.device
     stages = cut_stages(run.make_wide_model, run.plan, stage_indices)
     if run.job.merges_whole:

@@ -82,7 +82,7 @@ class Event(NamedTuple):
     end: float
 
 
-class Step(NamedTuple):
+class RecordedStep(NamedTuple):
     """A recorded step of one rank.
 
     Spans are without gaps, on this host's clock. Events are kept for the last NUM_CLOSE_STEPS steps
@@ -121,7 +121,7 @@ class Recorder:
         self._num_seen: Counter[Phase] = Counter()
         self._num_recorded: Counter[tuple[Phase, bool]] = Counter()  # by whether batches are full
         self.rows: list[Row] = []
-        self.steps: dict[Phase, list[Step]] = {"train": [], "test": []}
+        self.steps: dict[Phase, list[RecordedStep]] = {"train": [], "test": []}
         self.num_stamps = 0
         self._phase: Phase | None = None
         self._step = 0
@@ -175,7 +175,7 @@ class Recorder:
         events = [Event(*event[:4], at(event[4]), at(event[5])) for event in self._events]
         self._spans, self._events, self._begun = [], [], {}
         steps, is_full = self.steps[phase], self._samples >= self._full_batch
-        steps.append(Step(phase, step, spans, events, is_full))
+        steps.append(RecordedStep(phase, step, spans, events, is_full))
         alike = (i for i in reversed(range(len(steps))) if steps[i].is_full == is_full)
         far = next(islice(alike, NUM_CLOSE_STEPS, None), None)
         if far is not None:

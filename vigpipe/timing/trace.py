@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vigpipe.timing.recorder import Step
+from vigpipe.timing.recorder import RecordedStep
 
 
 def write_trace(
-    steps: Mapping[int, Sequence[Step]],
+    steps: Mapping[int, Sequence[RecordedStep]],
     replica_of: Mapping[int, int],
     clock_error_seconds: float,
     path: Path,

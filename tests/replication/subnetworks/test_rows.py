@@ -20,7 +20,7 @@ from vigpipe.model.staged import StagedModel
 from vigpipe.replication.subnetworks import rows
 from vigpipe.replication.subnetworks.draws import Channels, draw_channels
 from vigpipe.replication.subnetworks.moments import Moments, is_moment, moment_name
-from vigpipe.replication.subnetworks.rows import Index, Rows, Wide, put_part
+from vigpipe.replication.subnetworks.rows import Index, Wide, WideRows, put_part
 
 WIDTH = 16
 MODELS = {
@@ -82,7 +82,7 @@ def wide_model(model: str) -> Mapping[str, Tensor]:
     return state
 
 
-def rows_of(model: str, ranks: Threads, *, carries: bool = False) -> Rows:
+def rows_of(model: str, ranks: Threads, *, carries: bool = False) -> WideRows:
     """What a rank stores, and its sub-model; its moments too, if they travel."""
     whole = wide_model(model)
     narrow = make(model, ranks.size)
@@ -101,10 +101,10 @@ def rows_of(model: str, ranks: Threads, *, carries: bool = False) -> Rows:
         shapes |= {moment: shapes[name] for moment, name in of.items()}
         sides = {moment: slicing.sides[name] for moment, name in of.items()}
         slicing = replace(slicing, sides={**slicing.sides, **sides})
-    return Rows(Wide(slicing, shapes, narrow.state_dict(), fill, optimizer, moments), ranks)
+    return WideRows(Wide(slicing, shapes, narrow.state_dict(), fill, optimizer, moments), ranks)
 
 
-def whole_from(all_rows: list[Rows]) -> dict[str, Tensor]:
+def whole_from(all_rows: list[WideRows]) -> dict[str, Tensor]:
     """Put together what all ranks store."""
     first = all_rows[0]
     state = {name: torch.empty(shape) for name, shape in first.wide.shapes.items()}
@@ -117,12 +117,12 @@ def whole_from(all_rows: list[Rows]) -> dict[str, Tensor]:
     return {**state, **first.whole}
 
 
-def of_sub_model(rows: Rows, name: str) -> Tensor:
+def of_sub_model(rows: WideRows, name: str) -> Tensor:
     """A tensor of a sub-model, or of its optimizer."""
     return {**rows.wide.narrow, **rows.wide.moments}[name]
 
 
-def sliced(name: str, tensor: Tensor, rows: Rows, channels: Channels) -> tuple[Tensor, Tensor]:
+def sliced(name: str, tensor: Tensor, rows: WideRows, channels: Channels) -> tuple[Tensor, Tensor]:
     """The slice of a tensor by its definition, and which of its numbers it has."""
     has = torch.ones_like(tensor, dtype=torch.bool)
     for dim, side in enumerate(rows.wide.slicing.sides[name]):
@@ -141,7 +141,7 @@ def sliced(name: str, tensor: Tensor, rows: Rows, channels: Channels) -> tuple[T
 def test_a_round_takes_slices_and_changes_these_and_nothing_else(model: str, m: int) -> None:
     chosen = draw_channels(table_of(model).sizes, m, seed=3, round_index=1)
 
-    def work(ranks: Threads) -> tuple[Rows, dict[str, Tensor]]:
+    def work(ranks: Threads) -> tuple[WideRows, dict[str, Tensor]]:
         own = rows_of(model, ranks)
         own.take(chosen)
         taken = {name: tensor.clone() for name, tensor in own.wide.narrow.items()}
@@ -178,7 +178,7 @@ def test_bytes_of_a_round_are_those_of_the_slices_that_others_store(
     m = 4
     chosen = draw_channels(table_of(model).sizes, m, seed=5, round_index=2)
 
-    def work(ranks: Threads) -> tuple[int, int, Rows]:
+    def work(ranks: Threads) -> tuple[int, int, WideRows]:
         own = rows_of(model, ranks, carries=carries)
         own.take(chosen)
         taken = own.bytes_sent
@@ -242,7 +242,7 @@ def test_variances_of_whole_channels_count_the_means_too() -> None:
         slicing = table_of("gcn").__class__({}, dict.fromkeys(narrow, (None,)))
         optimizer = torch.optim.SGD([torch.zeros(1)])
         wide = Wide(slicing, dict.fromkeys(narrow, (1,)), narrow, lambda *_: None, optimizer)
-        Rows(wide, ranks).give([{}, {}])
+        WideRows(wide, ranks).give([{}, {}])
         return narrow
 
     for narrow in run_threads(2, work):

@@ -64,7 +64,7 @@ class Wide:
     choose: Callable[[Channels], None] = lambda channels: None
 
 
-class Rows:
+class WideRows:
     """What one rank stores, by name; the ranks with the same stages call each method together.
 
     Attributes:

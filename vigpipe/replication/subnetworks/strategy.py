@@ -24,7 +24,7 @@ from vigpipe.replication.position import Position
 from vigpipe.replication.record import Recorded
 from vigpipe.replication.strategy import Item, Loop
 from vigpipe.replication.subnetworks.draws import Channels, draw_channels
-from vigpipe.replication.subnetworks.rows import Rows, Wide
+from vigpipe.replication.subnetworks.rows import Wide, WideRows
 from vigpipe.replication.table import Table
 
 
@@ -62,19 +62,19 @@ class Subnetworks(OwnSteps):
         wide: Wide,
     ) -> None:
         super().__init__(options, course, position, weights, recorded)
-        self.rows = Rows(wide, position.across_teams)
-        self.rows.take(self._chosen())
+        self.wide_rows = WideRows(wide, position.across_teams)
+        self.wide_rows.take(self._chosen())
 
     def _chosen(self) -> list[Channels]:
         """Return the channels of each replica in this round."""
-        sizes = self.rows.wide.slicing.sizes
+        sizes = self.wide_rows.wide.slicing.sizes
         return draw_channels(sizes, self._position.num_teams, self._options.seed, self._round)
 
     def restore(self, progress: Mapping[str, Any], kept: Sequence[int]) -> None:
         """Go on where an earlier run has rested, perhaps within a round."""
         super().restore(progress, kept)
         self._round = self.membership.first.joined[self._position.team]
-        self.rows.wide.choose(self._chosen()[self._position.team])
+        self.wide_rows.wide.choose(self._chosen()[self._position.team])
 
     def items(self, first_step: int, is_evaluated: bool, loop: Loop) -> Iterator[Item]:
         """Yield the items of this replica; the same on all ranks of its pipeline."""
@@ -110,7 +110,7 @@ class Subnetworks(OwnSteps):
         with self._averaging():
             self._put_back()
             self._round += 1
-            self.rows.take(self._chosen())
+            self.wide_rows.take(self._chosen())
             self._count_samples(0)
 
     @torch.no_grad()
@@ -122,15 +122,15 @@ class Subnetworks(OwnSteps):
 
     def _put_back(self) -> None:
         """Put the slices back; clear the optimizer's state unless it travels with them."""
-        if not self.rows.wide.moments:
-            self.rows.wide.optimizer.state.clear()
-        self.rows.give(self._chosen())
+        if not self.wide_rows.wide.moments:
+            self.wide_rows.wide.optimizer.state.clear()
+        self.wide_rows.give(self._chosen())
         return_freed_memory()
 
     def stored(self) -> Mapping[str, Tensor]:
         """Return what this rank stores of the wide model; a round's end changes it."""
-        return self.rows.stored
+        return self.wide_rows.stored
 
     def account(self) -> Mapping[str, Any]:
         """Return counts and seconds, and the bytes of slices that this rank has sent."""
-        return {**super().account(), "bytes_sent": self.rows.bytes_sent}
+        return {**super().account(), "bytes_sent": self.wide_rows.bytes_sent}
