@@ -166,6 +166,7 @@ def test_a_second_signal_kills_ranks_that_are_stuck(toy, number, code):
     """The launcher waits for half a minute, and the second signal was ignored."""
     with start_command(toy.line("stuck"), toy.env) as command:
         wait_until((toy.folder / "stuck").exists, "rank 1 is stuck")
+        wait_until(lambda: toy.met(0), "rank 0 has told its process id")
         os.kill(command.popen.pid, number)
         wait_until(lambda: state(toy.met(0)) in ("", "Z"), "rank 0 has ended, as it was asked")
         os.kill(command.popen.pid, signal.SIGINT)
