@@ -15,7 +15,10 @@ MOST_SPILLED = 32  # bytes per thread: eight registers, which ptxas gives up to 
 
 
 def test_the_largest_launches_of_the_models_fit_old_and_new_gpus(tmp_path, monkeypatch):
-    """Of every kernel and dtype; `python -m docs.kernels` compiles all of them, for all GPUs."""
+    """For every kernel: in every dtype for an old GPU, in float32 for a new one.
+
+    `python -m docs.kernels` compiles all of them, for all GPUs.
+    """
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from docs.kernels import SHARED_KIB, TOOLS, Launch, compile_for, launches
 
@@ -28,6 +31,8 @@ def test_the_largest_launches_of_the_models_fit_old_and_new_gpus(tmp_path, monke
     largest: dict[tuple[str, str, int], Launch] = {}
     for capability in (75, 90):
         for launch, kind in launches(capability).items():
+            if capability == 90 and kind != "float32":
+                continue
             key = launch.kernel, kind, capability
             largest[key] = max(largest.get(key, launch), launch, key=size)
     names = ("lengths", "knn", "aggregate", "nodes", "candidates")
