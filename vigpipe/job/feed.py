@@ -22,11 +22,8 @@ class Feed(Protocol):
 
         The batch depends on the item's number, counted from 0, and on `progress` where there is
         some. With D replicas, item k is share k % D of step k // D. The items of `ahead` come next,
-        as far as is known, and may be read ahead of time.
-
-        Raises:
-            InputError: data cannot be read.
-            WorkerError: a worker has ended, or takes too long.
+        as far as is known, and may be read ahead of time. Data that cannot be read is an
+        InputError, a worker that has ended, or takes too long, a WorkerError.
         """
         ...
 
@@ -60,8 +57,7 @@ class Feed(Protocol):
     def restore(self, progress: Mapping[str, object]) -> None:
         """Read the same data as an earlier run, whose feed has returned this progress, or more.
 
-        Raises:
-            ValueError: it is malformed.
+        Malformed progress is a ValueError.
         """
         ...
 
@@ -97,14 +93,11 @@ class Merged(Protocol):
 
 
 class JobFeed(Protocol):
-    """What a job gives a rank to train on.
+    """What a job gives a rank to train on."""
 
-    Attributes:
-        merges_whole: whether every replica puts the wide model of sub-networks together for an
-            evaluation, and they share its samples; otherwise each has a part of every layer, and
-            all take every sample through it.
-    """
-
+    # Whether every replica puts the wide model of sub-networks together for an evaluation, and they
+    # share its samples; otherwise each has a part of every layer, and all take every sample
+    # through it.
     merges_whole: ClassVar[bool]
 
     def loss(self, factor: Tensor | None) -> Loss:

@@ -4,19 +4,13 @@ from typing import NamedTuple
 
 
 class Fill(NamedTuple):
-    """How much of a full batch a step takes, over all replicas that take it together.
+    """How much of a full batch a step takes, over all replicas that take it together."""
 
-    Attributes:
-        samples: what the batch is made of: images, or sub-graphs of one large graph.
-        full_batch: how many of these a full batch is made of.
-    """
-
-    samples: int
+    samples: int  # images, or sub-graphs of one large graph
     full_batch: int
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing is missing."""
         return self.samples >= self.full_batch
 
 

@@ -15,19 +15,13 @@ from vigpipe.planning.profile import Amounts
 
 
 class TrialStep(NamedTuple):
-    """A step of one process, which is timed.
-
-    Attributes:
-        config: options of the process.
-        num_microbatches: M.
-        item: the item that the step is taken with.
-        size: what the costs of one of its micro-batches follow from, by name, such as its nodes and
-            its edges; its rows first.
-    """
+    """A step of one process, which is timed."""
 
     config: TrainConfig
     num_microbatches: int
     item: int
+    # What the costs of one of its micro-batches follow from, by name, such as its nodes and its
+    # edges; its rows first.
     size: Mapping[str, int]
 
 

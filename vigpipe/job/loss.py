@@ -11,9 +11,6 @@ class MeanLoss:
     Summed over all D x M micro-batches, this is the mean loss of the step, and the same holds for
     the gradients: every sample has the same weight, however the step is cut. With a factor, a
     scalar, the loss is multiplied by it (`run.loss_scale`).
-
-    Attributes:
-        num_samples: number of samples of the step over all replicas.
     """
 
     def __init__(self, factor: Tensor | None = None) -> None:
@@ -23,8 +20,8 @@ class MeanLoss:
     def begin(self, num_samples: int, weights: Sequence[Tensor] = ()) -> None:
         """Prepare for the micro-batches of a step, which come in order.
 
-        The loss of the step is divided by `num_samples`, and the losses of each micro-batch's
-        samples are multiplied by its weights, (microbatch_size,), if there are any.
+        The loss is divided by `num_samples`, those of the step over all replicas. The losses of
+        each micro-batch's samples are multiplied by its weights, (microbatch_size,), if any.
         """
         self.num_samples, self._weights = num_samples, iter(weights)
 

@@ -18,10 +18,7 @@ def partial_batch(fill: Fill) -> dict[str, float]:
 
 
 def unit_in(names: Iterable[str]) -> str:
-    """Return what a row of a step counts, images or nodes, by the name of its throughput.
-
-    A row without any throughput is taken for one of images.
-    """
+    """Return what a row of a step counts, images or nodes; images if it has no throughput."""
     return next((n.removesuffix(RATE) for n in names if n.endswith(RATE)), "images")
 
 

@@ -15,36 +15,25 @@ class Score:
     """The score of a model on one split of the data; every sample counts exactly once.
 
     Each kind of job has a dataclass of its own, whose numbers are its fields.
-
-    Attributes:
-        main_name: name of the number that says best how good a model is, of which more is better.
-        unit: what is counted: images or nodes. A score has their number under this name.
-        loss: mean loss of a sample.
     """
 
-    main_name: ClassVar[str]
-    unit: ClassVar[str]
-    loss: float
+    main_name: ClassVar[str]  # the number that says best how good a model is; more is better
+    unit: ClassVar[str]  # images or nodes; a score has their number under this name
+    loss: float  # mean of the samples
     num_samples: int
 
     def numbers(self) -> dict[str, float]:
         """Return all numbers by name, without how many samples there were."""
-        numbers = dict(vars(self))
-        del numbers["num_samples"]
-        return numbers
+        return {name: value for name, value in vars(self).items() if name != "num_samples"}
 
     def __str__(self) -> str:
         return in_words(self)
 
 
 class Tally(Protocol):
-    """Adds up what the scores of some splits are made of, batch by batch.
+    """Adds up what the scores of some splits are made of, batch by batch."""
 
-    Attributes:
-        sums: (n,) float64 on the device; of several replicas, they are added up.
-    """
-
-    sums: Tensor
+    sums: Tensor  # (n,) float64 on the device; of several replicas, they are added up
 
     def add(self, batch: ReplicaBatch, logits: Tensor) -> None:
         """Count a batch of `Feed.test_batches`, with the logits of its rows, padding included."""
@@ -56,13 +45,9 @@ class Tally(Protocol):
 
 
 class JobScores(Protocol):
-    """How the samples of a job are counted and scored.
+    """How the samples of a job are counted and scored."""
 
-    Attributes:
-        unit: what the samples are: images or nodes.
-    """
-
-    unit: ClassVar[str]
+    unit: ClassVar[str]  # what the samples are: images or nodes
 
     @property
     def passes(self) -> tuple[tuple[str, ...], ...]:
@@ -97,15 +82,11 @@ class JobScores(Protocol):
 class Scores(NamedTuple):
     """Scores of the weights and of their moving average; all None on ranks without the last stage.
 
-    Attributes:
-        test: score of the weights on the test samples.
-        average: score of the moving average on the test samples; None without one.
-        validation: score of the weights on the validation samples; None without such samples.
-        validation_average: score of the moving average on them; None without one of the two.
+    Without a moving average, or without validation samples, theirs are None.
     """
 
     test: Score | None
-    average: Score | None
+    average: Score | None  # on the test samples
     validation: Score | None = None
     validation_average: Score | None = None
 
@@ -161,10 +142,9 @@ def main(score: Score) -> float:
 
 def in_words(score: Score, *, short: bool = False) -> str:
     """Describe a score: its loss and other numbers, or only the main one of these."""
-    numbers: Mapping[str, float] = score.numbers()
-    if short:
-        numbers = {name: numbers[name] for name in ("loss", score.main_name)}
-    texts = ", ".join(as_text(name, value) for name, value in numbers.items())
+    numbers = score.numbers()
+    names = ("loss", score.main_name) if short else numbers
+    texts = ", ".join(as_text(name, numbers[name]) for name in names)
     return f"{texts} of {score.num_samples} {score.unit}"
 
 
