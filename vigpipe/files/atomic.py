@@ -15,9 +15,6 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield the path of a hidden file to write, which replaces `path` when the context ends.
 
     After an exception the hidden file is removed.
-
-    Raises:
-        OSError: the file cannot be written.
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -30,11 +27,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """Force a file or a folder to disk.
-
-    Raises:
-        OSError: a file cannot be.
-    """
+    """Force a file or a folder to disk; OSError if a file cannot be."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -46,11 +39,7 @@ def sync(path: Path) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a text as UTF-8, replacing the file atomically.
-
-    Raises:
-        OSError: the file cannot be written; the old one is left.
-    """
+    """Write a text as UTF-8, replacing the file atomically; an OSError leaves the old one."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
@@ -59,9 +48,6 @@ def save_figure(figure: "Figure", path: Path, made_by: str, **options: Any) -> N
     """Save a picture as .png, .pdf or .svg, replacing the file atomically.
 
     The file names the command that made it, so that this command may replace it (`files.outputs`).
-
-    Raises:
-        OSError: the file cannot be written; the old one is left.
     """
     suffix = path.suffix.lower()
     metadata = {"Software" if suffix == ".png" else "Creator": made_by}

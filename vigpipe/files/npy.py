@@ -36,12 +36,9 @@ def read_npz(
 ) -> dict[str, np.ndarray]:
     """Read arrays of numbers or text from a .npz file; other arrays in it are left alone.
 
-    Those in `mapped` are mapped into memory, if they are numbers as memory has them, row by row and
-    not compressed; they may not be aligned.
-
-    Returns:
-        The required arrays, and the optional ones that are there, by name, in the machine's byte
-        order.
+    Returns the required ones, and those optional ones that are there, by name, in the machine's
+    byte order. Those in `mapped` are mapped into memory, if they are numbers as memory has them,
+    row by row and not compressed; they may not be aligned.
 
     Raises:
         InputError: the file cannot be read, is damaged, lacks an array, holds Python objects or
@@ -70,10 +67,8 @@ def read_npz(
 def read_npy(path: Path, *, mapped: bool = False) -> np.ndarray:
     """Read an array of numbers or text from a .npy file, in the machine's byte order.
 
-    With `mapped` it is mapped into memory, if it is numbers as memory has them, row by row.
-
-    Raises:
-        InputError: the file cannot be read, is damaged, or holds Python objects or records.
+    With `mapped` it is mapped into memory, if it is numbers as memory has them, row by row. What
+    cannot be read, is damaged, or holds Python objects or records is an InputError.
     """
     with opened(path) as file:
         try:
@@ -83,10 +78,7 @@ def read_npy(path: Path, *, mapped: bool = False) -> np.ndarray:
         except InputError:
             raise
         except (EOFError, ValueError, OSError) as error:
-            raise InputError(
-                f"{path}: cannot be read as a .npy file ({escaped(str(error))}); it is damaged or "
-                "not wholly downloaded: fetch or save it again"
-            ) from error
+            raise _damaged(path, "npy", error) from error
 
 
 class _InPieces(BufferedReader):
@@ -108,18 +100,18 @@ def opened_archive(path: Path) -> Iterator[zipfile.ZipFile]:
         except (InputError, MemoryError):
             raise
         except Exception as error:  # damaged bytes end in almost any exception of zipfile
-            raise InputError(
-                f"{path}: cannot be read as a .npz file ({escaped(str(error))}); it is damaged or "
-                "not wholly downloaded: fetch or save it again"
-            ) from error
+            raise _damaged(path, "npz", error) from error
+
+
+def _damaged(path: Path, kind: str, error: Exception) -> InputError:
+    return InputError(
+        f"{path}: cannot be read as a .{kind} file ({escaped(str(error))}); it is damaged or not "
+        "wholly downloaded: fetch or save it again"
+    )
 
 
 def members_of(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]:
-    """List the arrays of a .npz file by name.
-
-    Raises:
-        InputError: there are two of a name.
-    """
+    """List the arrays of a .npz file by name; two of a name are an InputError."""
     members: dict[str, zipfile.ZipInfo] = {}
     for info in archive.infolist():
         name = _name(info)
@@ -189,17 +181,23 @@ def _read_array(stream: IO[bytes], num_bytes: int, where: str) -> np.ndarray:
         ) from error
     start = np.frombuffer(head[offset:], np.uint8)
     content[: len(start)] = start
-    rest = content.data[len(start) :]
-    while rest:
-        piece = stream.readinto(rest[:_PIECE])  # pyright: ignore[reportAttributeAccessIssue]
-        if not piece:
-            raise EOFError(f"{len(rest)} of {size} bytes are missing")
-        rest = rest[piece:]
+    if missing := fill(content.data[len(start) :], stream):
+        raise EOFError(f"{missing} of {size} bytes are missing")
     if stream.read(1):
         raise ValueError("there are more bytes than numbers")
     if is_fortran:
         return _as_array(content, shape[::-1], dtype).T
     return _as_array(content, shape, dtype)
+
+
+def fill(memory: memoryview, stream: IO[bytes]) -> int:
+    """Read bytes into memory, piece by piece, and return how many are missing in the stream."""
+    while memory:
+        piece = stream.readinto(memory[:_PIECE])  # pyright: ignore[reportAttributeAccessIssue]
+        if not piece:
+            break
+        memory = memory[piece:]
+    return len(memory)
 
 
 def _map_array(path: Path, start: int, size: int, checksum: int | None) -> np.ndarray | None:
@@ -238,16 +236,10 @@ def _as_array(content: np.ndarray, shape: tuple[int, ...], dtype: np.dtype[Any])
 
 
 def read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Read the header of a .npy file.
+    """Read the header of a .npy file from its first MOST_HEADER_BYTES, or all of it.
 
-    Args:
-        head: the file's first MOST_HEADER_BYTES, or all of it.
-
-    Returns:
-        The shape, whether columns come first, the type, and where the numbers begin.
-
-    Raises:
-        ValueError: the file does not begin with such a header.
+    Returns the shape, whether columns come first, the type, and where the numbers begin. A file
+    that does not begin with a header is a ValueError.
     """
     readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     stream = BytesIO(head)

@@ -29,7 +29,7 @@ def check_new_file(
 ) -> None:
     """Check that a command may write a file; call this before the work that the file is for.
 
-    The file's folder is made if there is none.
+    The file's folder is made if there is none. Anything that is in the way is an InputError.
 
     Args:
         path: the file to write.
@@ -37,10 +37,6 @@ def check_new_file(
         suffixes: endings that the file's name may have.
         mark: text that every file of this command has; without a mark no file counts as its own.
         overwrite: whether --overwrite was given; None if the command does not have that option.
-
-    Raises:
-        InputError: the name has another ending, there is something that must not be replaced, or
-            the folder cannot be made.
     """
     if path.suffix.lower() not in suffixes:
         raise InputError(
@@ -65,13 +61,9 @@ def check_new_file(
 
 
 def check_new_names(folder: Path, names: Sequence[str], advice: str) -> None:
-    """Check that a folder has none of the names that a command is about to write there.
+    """Raise InputError, which ends with the advice, if a folder has a name that is to be written.
 
-    The folder may be absent. The message ends with the advice.
-
-    Raises:
-        InputError: one of the names is there.
-        OSError: the folder cannot be searched.
+    The folder may be absent; one that cannot be searched is an OSError.
     """
     for name in names:
         if _mode(folder / name) is not None:
@@ -79,11 +71,9 @@ def check_new_names(folder: Path, names: Sequence[str], advice: str) -> None:
 
 
 def check_replaceable(folder: Path, names: Sequence[str]) -> None:
-    """Check that what a run wrote into its folder can be replaced when the run goes on.
+    """Raise InputError if a name that a run goes on to write is a folder, link, pipe or device.
 
-    Raises:
-        InputError: there is a folder, link, pipe or device of one of these names.
-        OSError: the folder cannot be searched.
+    A folder that cannot be searched is an OSError.
     """
     for name in names:
         mode = _mode(folder / name)

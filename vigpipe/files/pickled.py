@@ -20,12 +20,7 @@ def imported_by(path: Path) -> str | None:
     """Name the first function or class that a file would import when it is unpickled.
 
     The file is a pickle of any protocol, several behind one another, or torch's zip file of one.
-
-    Returns:
-        The name, such as posix.system; None if there is none, or this is no pickle.
-
-    Raises:
-        OSError: the file cannot be read.
+    The name is such as posix.system; None if there is none, or this is no pickle.
     """
     content = _content(path)
     with warnings.catch_warnings():

@@ -16,10 +16,7 @@ def as_line(row: Mapping[str, Any]) -> bytes:
 class RowsFile:
     """A file of rows that grows; it is made if it is not there.
 
-    Rows that a full disk refuses are kept, and written with later ones.
-
-    Raises:
-        OSError: the file cannot be opened.
+    Rows that a full disk refuses, with an OSError, are kept, and written with later ones.
     """
 
     def __init__(self, path: Path) -> None:
@@ -30,11 +27,7 @@ class RowsFile:
         self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
 
     def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append rows; the kernel has them when this returns. A closed file is opened again.
-
-        Raises:
-            OSError: they cannot be written now.
-        """
+        """Append rows; the kernel has them when this returns. A closed file is opened again."""
         if self._file < 0:
             self._open()
         self._unwritten += b"".join(map(as_line, rows))
@@ -48,17 +41,12 @@ class RowsFile:
         return os.fstat(self._file).st_size
 
     def close(self) -> None:
-        """Close the file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def finish(self) -> None:
-        """Close the file, with the rows that are left.
-
-        Raises:
-            OSError: they cannot be written.
-        """
+        """Close the file, with the rows that are left."""
         self.close()
         if self._unwritten:
             with self._path.open("ab") as file:

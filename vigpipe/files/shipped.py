@@ -6,9 +6,6 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def shipped(folder: str) -> Path:
-    """Return a folder of a checkout's root, stages or slurm.
-
-    It is inside the package if that was installed from a wheel (pyproject.toml).
-    """
+    """Return stages or slurm: in a checkout's root, or inside a package from a wheel."""
     installed = _PACKAGE / "shipped" / folder
     return installed if installed.is_dir() else _PACKAGE.parent / folder

@@ -16,11 +16,7 @@ MOST_TOML = 1 << 15  # largest TOML file: for a key of 64 KiB of dots, tomllib t
 
 
 def opened(path: Path) -> BufferedReader:
-    """Open a regular file for reading; opening a pipe would wait for a process that writes to it.
-
-    Raises:
-        InputError: the file cannot be opened, or is a folder, pipe or device.
-    """
+    """Open a regular file; anything else is an InputError, and opening a pipe waits for nobody."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -34,11 +30,7 @@ def opened(path: Path) -> BufferedReader:
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Read a regular file of at most `most` bytes.
-
-    Raises:
-        InputError: the file cannot be read, is a folder, pipe or device, or is larger.
-    """
+    """Read a regular file of at most `most` bytes; anything else is an InputError."""
     with opened(path) as file:
         content = file.read(most + 1)
         size = os.fstat(file.fileno()).st_size
@@ -50,11 +42,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def read_text(path: Path, most: int = MOST_BYTES) -> str:
-    """Read a regular file of at most `most` bytes as UTF-8 text.
-
-    Raises:
-        InputError: `read_bytes` refuses the file, or it is not UTF-8.
-    """
+    """Read a regular file of at most `most` bytes as UTF-8 text; anything else is an InputError."""
     try:
         return read_bytes(path, most).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -62,10 +50,9 @@ def read_text(path: Path, most: int = MOST_BYTES) -> str:
 
 
 def read_json(path: Path, most: int = MOST_BYTES) -> Any:  # noqa: ANN401
-    """Parse a regular file of at most `most` bytes as JSON; NaN and duplicate keys are refused.
+    """Parse a regular file of at most `most` bytes as JSON; anything else is an InputError.
 
-    Raises:
-        InputError: `read_text` refuses the file, or it is not JSON.
+    NaN and duplicate keys are refused, too.
     """
     text = read_text(path, most)
     try:
@@ -77,11 +64,7 @@ def read_json(path: Path, most: int = MOST_BYTES) -> Any:  # noqa: ANN401
 
 
 def read_toml(path: Path, most: int = MOST_TOML) -> dict[str, Any]:
-    """Parse a regular file of at most `most` bytes as TOML.
-
-    Raises:
-        InputError: `read_text` refuses the file, or it is not TOML.
-    """
+    """Parse a regular file of at most `most` bytes as TOML; anything else is an InputError."""
     text = read_text(path, most)
     try:
         table = tomllib.loads(text)

@@ -11,9 +11,9 @@ from PIL import Image
 from vigpipe.data.images import LARGEST_RATIO
 from vigpipe.data.per_process import PerProcess
 from vigpipe.errors import InputError
+from vigpipe.files.npy import fill
 
 MOST_UNPACKED = 2 << 30  # bytes of compressed arrays, which every process unpacks into its memory
-_PIECE = 1 << 20  # bytes that are unpacked at once
 
 
 @dataclass(frozen=True)
@@ -24,20 +24,17 @@ class ArrayImages:
     name: str
 
     def __call__(self, index: int) -> np.ndarray:
-        """Return the pixels of an image, (h, w, C) uint8."""
         image = np.array(self.pixels()[index])  # The copy can be written to.
         return image[..., None] if image.ndim == 2 else image
 
     def name_of(self, index: int) -> str:
-        """Say which image of the array an image is."""
         return f"{self.name}: image {index}"
 
 
 def check_sides(shape: tuple[int, ...], name: str) -> None:
-    """Check the number of images and their sides in the shape (n, h, w) or (n, h, w, C).
+    """Refuse a shape (n, h, w) or (n, h, w, C) without images, or of sides that cannot be resized.
 
-    Raises:
-        InputError: there are no images, or these sides could not be resized in reasonable memory.
+    Resizing would take more than reasonable memory.
     """
     num_images, height, width = shape[:3]
     if num_images < 1:
@@ -58,8 +55,7 @@ def check_sides(shape: tuple[int, ...], name: str) -> None:
 def map_pixels(path: Path, offset: int, shape: tuple[int, ...]) -> np.ndarray:
     """Map uncompressed pixels, uint8 in C order, which begin at an offset in a file.
 
-    Raises:
-        InputError: the file cannot be mapped, or has changed since it was looked at.
+    A file that cannot be mapped, or has changed since it was looked at, is an InputError.
     """
     try:
         return np.memmap(path, np.uint8, "r", offset, shape)
@@ -68,19 +64,13 @@ def map_pixels(path: Path, offset: int, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def unpack_pixels(stream: IO[bytes], shape: tuple[int, ...]) -> np.ndarray:
-    """Read pixels, uint8 in C order, from a stream that decompresses; the stream has to end there.
+    """Read pixels, uint8 in C order, from a stream that decompresses.
 
-    Raises:
-        EOFError: the stream ends earlier.
-        ValueError: it does not end there.
+    The stream has to end there: if it ends earlier, that is an EOFError, and if later a ValueError.
     """
     pixels = np.empty(shape, np.uint8)
-    rest = pixels.data.cast("B")
-    while rest:
-        num_bytes = stream.readinto(rest[:_PIECE])  # pyright: ignore[reportAttributeAccessIssue]
-        if not num_bytes:
-            raise EOFError(f"{len(rest)} of {pixels.nbytes} bytes of pixels are missing")
-        rest = rest[num_bytes:]
+    if missing := fill(pixels.data.cast("B"), stream):
+        raise EOFError(f"{missing} of {pixels.nbytes} bytes of pixels are missing")
     if stream.read(1):
         raise ValueError("there are more bytes than pixels")
     return pixels
