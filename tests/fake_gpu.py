@@ -22,7 +22,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from vigpipe.config.options import TrainConfig
 from vigpipe.data.pixels import Pixels
-from vigpipe.data.split import ImageSplit
+from vigpipe.data.split import Split
 from vigpipe.parallel.agreement import Agreement, Peers, Status
 from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.parallel.split import StageModule
@@ -185,7 +185,7 @@ class FakeGpu:
             pinned.add(id(tensor))
             return tensor
 
-        decode_images = _without_fakes(ImageSplit.decode)
+        decode_images = _without_fakes(Split.decode)
 
         def decode(*args: Any) -> Pixels:
             images, erasures = decode_images(*args)
@@ -210,7 +210,7 @@ class FakeGpu:
                 (FakeTensor, "is_cuda", property(is_on_gpu)),
                 (FakeTensor, "is_meta", property(lambda _: False)),
                 # A model is built on the CPU, where numbers are read, and images are decoded there.
-                (ImageSplit, "decode", decode),
+                (Split, "decode", decode),
                 (Run, "build", _without_fakes(Run.build)),
                 (Run, "rates", _without_fakes(Run.rates)),
                 (StageModule, "to", lambda module, device: self._moved(module, device)),

@@ -23,7 +23,7 @@ from vigpipe.cli import main
 from vigpipe.config.options import TrainConfig
 from vigpipe.data import open_source
 from vigpipe.data.batches import epoch_order
-from vigpipe.data.split import ImageSplit
+from vigpipe.data.split import Split
 from vigpipe.model.variants import create_model
 from vigpipe.run.batches import batches
 from vigpipe.run.facts import prepare
@@ -95,7 +95,7 @@ def pictures(tmp_path_factory):
     return root
 
 
-def logits_of(folder: Path, images: ImageSplit) -> torch.Tensor:
+def logits_of(folder: Path, images: Split) -> torch.Tensor:
     """What the unsplit model makes of all images with a run's weights."""
     model = create_model("vig_digits", num_classes=10, in_chans=1, img_size=(8, 8))
     model.load_state_dict(load_file(folder / "model.safetensors"))
@@ -137,7 +137,7 @@ def test_a_run_scores_its_validation_images_and_lets_them_choose(tmp_path, capsy
     assert re.match(r"epoch 1: training loss [0-9.]+; validation loss [0-9.]+, top-1 ", line)
     assert "of the moving average on the validation images, which chose it" in best
     validation = open_source("digits.npz", seed=5, validation=0.2).validation
-    assert isinstance(validation, ImageSplit)
+    assert isinstance(validation, Split)
     logits = logits_of(folder, validation)
     labels = torch.from_numpy(validation.labels)
     loss = torch.nn.functional.cross_entropy(logits.double(), labels).item()
@@ -168,7 +168,6 @@ def test_the_summary_says_what_was_run(run, request):
 def test_the_weights_load_into_the_unsplit_model_and_score_the_same(run, request):
     folder = request.getfixturevalue(run)
     test = open_source("digits.npz").test
-    assert isinstance(test, ImageSplit)
     right = (logits_of(folder, test).argmax(1).numpy() == test.labels).mean()
     assert right == pytest.approx(rows(folder)[-1]["top1"], abs=1e-9)
 
@@ -339,9 +338,9 @@ BROKEN = """
 import os, signal, sys
 from pathlib import Path
 from vigpipe.cli import main
-from vigpipe.data.split import ImageSplit
+from vigpipe.data.split import Split
 
-whole_decode, reads = ImageSplit.decode, 0
+whole_decode, reads = Split.decode, 0
 
 def decode(self, indices, epoch=0, copies=None, out=None):
     global reads
@@ -351,7 +350,7 @@ def decode(self, indices, epoch=0, copies=None, out=None):
         os.kill(os.getpid(), signal.SIGKILL)
     return whole_decode(self, indices, epoch, copies, out)
 
-ImageSplit.decode = decode
+Split.decode = decode
 if __name__ == "__main__":
     sys.exit(main(sys.argv[2:]))
 """

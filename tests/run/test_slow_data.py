@@ -7,7 +7,7 @@ import torch
 
 from tests.oracle import images_of, shortened, with_images
 from vigpipe.config.options import TrainConfig
-from vigpipe.data.split import ImageSplit
+from vigpipe.data.split import Split
 from vigpipe.run.facts import prepare
 from vigpipe.run.slow_data import LEAST_SECONDS, WINDOW, SlowData
 from vigpipe.training import train
@@ -59,14 +59,14 @@ def test_beside_a_device_that_is_still_busy_only_the_rest_of_the_reading_is_wait
 
 
 def test_a_run_that_waits_for_its_images_says_so(tmp_path: Path, monkeypatch, capsys):
-    decode = ImageSplit.decode
+    decode = Split.decode
 
     def slow_decode(self, indices, *rest):
         if len(indices) == 4:  # of training
             time.sleep(2 * LEAST_SECONDS)
         return decode(self, indices, *rest)
 
-    monkeypatch.setattr(ImageSplit, "decode", slow_decode)
+    monkeypatch.setattr(Split, "decode", slow_decode)
     monkeypatch.setattr("vigpipe.run.slow_data.WINDOW", 2)
     monkeypatch.setattr("vigpipe.run.slow_data.LARGEST_SHARE", 0.0)
     run = prepare(TrainConfig(steps=3, batch_size=4), torch.float32)

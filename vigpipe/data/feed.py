@@ -84,20 +84,10 @@ def _until_empty(items: deque[int]) -> Iterator[int]:
 class ImageFeed:
     """The batches of one rank, which reads only what it needs.
 
-    Args:
-        source: the images and their labels.
-        share: how a step's samples are cut, and which of them this replica scores.
-        device: where this rank computes.
-        with_images: whether the rank needs the images (first stage).
-        with_labels: whether it needs the labels (last stage).
-        team_size: number of replicas that take each step together; by default all.
-        dtype: type of the images, and of labels that are probabilities.
-        seed: seed of the order and of the keys.
-        times: how often a step visits an image, see `data.batches.repeated`.
-        mix: mixes training samples and smooths their labels; None for neither.
-        num_workers: number of processes that read images ahead of time.
-        hang_seconds: how long these may take for one request; None for ever.
-        counts: whether the rank's logits count; of those that share images, the first one's do.
+    The replicas of a team, by default all, take each step together. A step visits an image `times`
+    times (`data.batches.repeated`). `counts` says whether the rank's logits count: of ranks that
+    share images, the first one's do. The dtype is that of images, and of labels that are
+    probabilities.
     """
 
     def __init__(
@@ -133,7 +123,6 @@ class ImageFeed:
         self._batches: Iterator[ReplicaBatch] = iter(())
 
     def batch(self, item: int, ahead: Sequence[int] = ()) -> ReplicaBatch:
-        """Return the batch of a training item, whatever was read before; see `Feed.batch`."""
         queue = self._queue
         if queue is None or not queue.items or queue.items[0] != item:
             self._queue = queue = _PlanQueue(self._plan_item, are_read=self._with_images)
@@ -175,14 +164,12 @@ class ImageFeed:
         """Do nothing: the images of a step do not depend on what others took."""
 
     def progress(self) -> dict[str, object]:
-        """Return nothing: the number of an item says all."""
         return {}
 
     def restore(self, progress: Mapping[str, object]) -> None:
-        """Do nothing; see `progress`."""
+        """Do nothing: the number of an item says all."""
 
     def close(self) -> None:
-        """End the workers."""
         self._queue, self._batches = None, iter(())
         self._reader.close()
 
@@ -193,11 +180,7 @@ class ImageFeed:
         plans_to_read: Iterable[_Plan | None],
         mix: Mix | None,
     ) -> Iterator[ReplicaBatch]:
-        """Yield a batch for each plan.
-
-        `plans_to_read` are the same plans, which may be taken early, and None for none at the
-        moment.
-        """
+        """Yield a batch for each plan; those to read may be taken early, None for none just now."""
         index = self._source.splits.index(split)
         requests = (request for plan in plans_to_read for request in self._requests(index, plan))
         parts = self._reader.read(requests) if self._with_images else None

@@ -49,21 +49,17 @@ class ImageJob:
 
     @property
     def name(self) -> str:
-        """What the user calls the images."""
         return self.source.name
 
     def with_options(self, config: TrainConfig) -> "ImageJob":
-        """Return the same job with other options, which ask for the same images and model."""
         return replace(self, config=config)
 
     @property
     def passes(self) -> tuple[tuple[str, ...], ...]:
-        """The splits that can be scored, each on its own."""
         return (("test",),) if self.source.validation is None else (("test",), ("validation",))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know of the images."""
         if self.source.validation is None:
             return ()
         num_held_out, num_left = len(self.source.validation), len(self.source.train)
@@ -74,7 +70,6 @@ class ImageJob:
 
     @property
     def row_shape(self) -> tuple[int, int, int]:
-        """Shape of an image, (C, H, W)."""
         return (self.source.channels, *self.source.image_size)
 
     def make_model(self, num_parts: int = 1) -> StagedModel:
@@ -123,12 +118,10 @@ class ImageJob:
         )
 
     def batch_size(self, layout: Layout) -> int:
-        """Return B, the images of a full step over all replicas."""
         assert self.config.batch_size is not None
         return self.config.batch_size
 
     def microbatch_size(self, layout: Layout) -> int:
-        """Return the images of a micro-batch, padding included."""
         return self.share(layout, 0).microbatch_size
 
     def rows_before(self, layout: Layout, block: int) -> int:
@@ -136,11 +129,9 @@ class ImageJob:
         return self.microbatch_size(layout)
 
     def most_microbatches(self, layout: Layout) -> int:
-        """Return how many images a step has at most."""
         return min(self.batch_size(layout), len(self.source.train))
 
     def trials(self, microbatch_sizes: Sequence[int], most: int) -> list[TrialStep]:
-        """Return a step for each size; see `vigpipe.job.job.Job.trials`."""
         steps: list[TrialStep] = []
         for size in microbatch_sizes:
             num_microbatches = max(1, min(most, len(self.source.train) // size))
@@ -151,15 +142,12 @@ class ImageJob:
     typical_microbatch = None
 
     def describe_step(self, layout: Layout) -> str:
-        """Say how many images one step takes."""
         return f"{self.batch_size(layout)} samples"
 
     def steps_per_epoch(self, layout: Layout) -> int:
-        """Return the number of optimizer steps that visit every training image once."""
         return num_steps(len(self.source.train), self.batch_size(layout))
 
     def fill(self, layout: Layout, item: int) -> Fill:
-        """Return how many images a step takes, and how many a full one does."""
         step, replica = divmod(item, layout.num_replicas)
         batch_size = self.batch_size(layout)
         before = step % self.steps_per_epoch(layout) * batch_size
@@ -170,11 +158,9 @@ class ImageJob:
         return Fill(samples, full)
 
     def fill_of_test(self, layout: Layout, num_pipelines: int, num_samples: int) -> Fill:
-        """Return how many images a batch of an evaluation has, and how many a full one has."""
         return Fill(num_samples, self.share(layout, 0).among(num_pipelines).batch_size)
 
     def why_not_recorded(self, layout: Layout) -> str | None:
-        """Say why steps cannot be recorded as one CUDA graph; None if they can."""
         num_microbatches = layout.num_microbatches * layout.num_replicas
         batch_size = self.batch_size(layout)
         if batch_size % num_microbatches == 0:
@@ -185,7 +171,6 @@ class ImageJob:
         )
 
     def loss(self, factor: Tensor | None) -> Loss:
-        """Return the loss of a micro-batch."""
         return Loss(factor)
 
     def feed(
@@ -221,7 +206,6 @@ class ImageJob:
         )
 
     def share_models(self, models: Sequence[StagedModel], shards: Shards) -> None:
-        """Give a rank's models some rows of the nodes of every image."""
         tokens = SplitTokens(shards)
         for model in models:
             assert isinstance(model, VisionGnn)  # `check` has refused others
@@ -237,27 +221,22 @@ class ImageJob:
     def merged(
         self, stages: Sequence[StagedModel], share: WideShare, pipeline: Pipeline
     ) -> MergedImageModel:
-        """Return a rank's stages of the wide model; see `vigpipe.job.job.Job.merged`."""
         return MergedImageModel(stages, share, pipeline)
 
     def slicing(self, model: StagedModel) -> Slicing:
-        """Return which sides of a model's tensors are divided among sub-networks."""
         if isinstance(model, VisionGnn):
             return model.slicing(divided=self.config.divided or "inner")
         return model.slicing()
 
     def tally(self, splits: Sequence[str], device: torch.device) -> ImageTally:
-        """Begin to add up the score of a split."""
         return ImageTally(splits, device)
 
     def num_rows(self, layout: Layout, item: int, num_samples: int) -> int:
-        """Return how many images a step takes."""
         return num_samples
 
     def rates(
         self, layout: Layout, item: int, num_samples: int, seconds: float
     ) -> dict[str, float]:
-        """Return what the row of a step says of its images."""
         return {
             "images_per_second": num_samples / seconds,
             **partial_batch(self.fill(layout, item)),
@@ -265,7 +244,6 @@ class ImageJob:
 
     @property
     def fingerprint(self) -> dict[str, object]:
-        """Numbers that identify the labelled images, whatever folder they are in."""
         source = self.source
         digest = hashlib.sha256("\0".join(source.class_names).encode())
         for split in source.splits:
@@ -276,12 +254,10 @@ class ImageJob:
         return {**numbers, "SHA-256 of the labels": digest.hexdigest()}
 
     def cost_options(self) -> dict[str, str]:
-        """Return the size of the images and the number of classes, as a profile has them."""
         shape = "x".join(map(str, self.row_shape))
         return {"images": shape, "classes": str(self.source.num_classes)}
 
     def weights_metadata(self) -> dict[str, object]:
-        """Return what the weights' file says of the model, and of the look of its images."""
         config, source, pixels = self.config, self.source, MODEL_DEFAULTS[self.config.model]
         height, width = source.image_size
         return {
@@ -300,7 +276,6 @@ class ImageJob:
         }
 
     def summary(self) -> dict[str, object]:
-        """Return how many images were left out."""
         return {"skipped_images": self.source.num_bad_images}
 
 

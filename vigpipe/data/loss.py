@@ -11,13 +11,8 @@ class Loss(MeanLoss):
     """The mean cross-entropy of the images of a step."""
 
     def total(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the sum of the cross-entropies of a micro-batch.
-
-        Args:
-            logits: (microbatch_size, num_classes).
-            labels: (microbatch_size,) int64, NO_LABEL on padding, or (microbatch_size, num_classes)
-                probabilities, zeros on padding.
-        """
+        # (microbatch_size,) int64, NO_LABEL on padding; or probabilities of each class, (...,
+        # num_classes), zeros on padding.
         if labels.is_floating_point():
             return F.cross_entropy(logits, labels, reduction="sum")
         return F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="sum")

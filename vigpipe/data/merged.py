@@ -37,7 +37,6 @@ class MergedImageModel:
                 tensor.index_copy_(dim, entries, columns.from_(rank, own))
 
     def logits(self, batch: ReplicaBatch) -> Tensor | None:
-        """Run the samples of a batch through the model in evaluation mode."""
         return self._pipeline.logits(batch)
 
     @torch.no_grad()

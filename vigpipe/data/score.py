@@ -54,7 +54,6 @@ class ImageTally:
         self.sums[3] += (labels != NO_LABEL).sum()
 
     def scores(self, sums: list[float]) -> dict[str, ImageScore]:
-        """Return the score of the split."""
         loss, top1, top5, images = sums
         score = ImageScore(loss / images, top1 / images, top5 / images, int(images))
         return {self._split: score}

@@ -15,7 +15,7 @@ from vigpipe.data import formats
 from vigpipe.data.augment import Augmentation
 from vigpipe.data.images import find_bad_images
 from vigpipe.data.picture import size_of
-from vigpipe.data.split import ImageSplit, Preparation, Split
+from vigpipe.data.split import Preparation, Split
 from vigpipe.data.stored import ImageId, InMemory, Look, Stored, StoredImages
 from vigpipe.data.transforms import hash_64
 from vigpipe.data.validation import hold_out
@@ -169,11 +169,11 @@ def open_source(
         stored.class_names,
         stored.look.channels,
         size,
-        ImageSplit(train, stored.look, preparation),
-        ImageSplit(stored.test, stored.look, unaugmented),
+        Split(train, stored.look, preparation),
+        Split(stored.test, stored.look, unaugmented),
         len(bad_images),
         stored,
-        None if held_out is None else ImageSplit(held_out, stored.look, unaugmented),
+        None if held_out is None else Split(held_out, stored.look, unaugmented),
     )
 
 

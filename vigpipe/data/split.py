@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,62 +24,6 @@ CACHE_BYTES = 256 * 2**20
 # Reading with threads pays off for images above this size. Of 32×32 files, one thread reads 6,800
 # per second, two threads 4,500.
 THREADS_PAY_BYTES = 64 * 64 * 3
-
-
-class Split(Protocol):
-    """The train or the test images of a source.
-
-    Attributes:
-        labels: (n,) int64; known without reading any image.
-    """
-
-    labels: np.ndarray
-
-    def __len__(self) -> int: ...
-
-    def decode(
-        self,
-        indices: Sequence[int],
-        epoch: int = 0,
-        copies: Sequence[int] | None = None,
-        out: Tensor | None = None,
-    ) -> Pixels:
-        """Read images, up to what a device does with their pixels.
-
-        The result for an image depends on its index and, if it is augmented, on seed, epoch and
-        copy. It never depends on the other images, the order, the rank or a process-wide random
-        generator.
-
-        Args:
-            indices: b indices in 0 … n−1.
-            epoch: index of the epoch, from 0.
-            copies: b numbers that distinguish the visits of an image in one epoch; by default 0.
-            out: where to write the images, (b, C, H, W) uint8; by default new memory.
-
-        Raises:
-            InputError: an image cannot be read or has another size; the message gives its path.
-            IndexError: an index is out of range.
-        """
-        ...
-
-    def normaliser(
-        self,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | None = None,
-        send: Callable[[Tensor], Tensor] | None = None,
-    ) -> Normalise:
-        """Return what normalises the result of `decode` for a model, by default on the CPU."""
-        ...
-
-    def read(
-        self, indices: Sequence[int], epoch: int = 0, copies: Sequence[int] | None = None
-    ) -> Tensor:
-        """Read images, ready for the model: `decode` and normalise, on the CPU.
-
-        Returns:
-            (b, C, H, W) float32.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -101,10 +45,11 @@ class Preparation:
             )
 
 
-class ImageSplit:
-    """A Split that loads its images one by one, as uint8 pixels of any size.
+class Split:
+    """The train or the test images of a source, which are loaded one by one.
 
-    The `augment` of the preparation applies to this split.
+    The `augment` of the preparation applies to this split. Labels, (n,) int64, are known without
+    reading any image.
     """
 
     def __init__(self, images: StoredImages, look: Look, preparation: Preparation) -> None:
@@ -131,10 +76,7 @@ class ImageSplit:
         return ThreadPoolExecutor(images.NUM_THREADS)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle everything but the threads and the cached images; a copy keeps no images.
-
-        Copies are for worker processes, which together would keep every image several times.
-        """
+        """Let a copy keep no images: worker processes together would keep each several times."""
         state = {name: value for name, value in vars(self).items() if name != "_threads"}
         return {**state, "_cache": {}, "_cache_bytes": 0}
 
@@ -145,7 +87,22 @@ class ImageSplit:
         copies: Sequence[int] | None = None,
         out: Tensor | None = None,
     ) -> Pixels:
-        """Read images, up to what a device does with their pixels; see `Split.decode`."""
+        """Read images, up to what a device does with their pixels.
+
+        The result for an image depends on its index and, if it is augmented, on seed, epoch and
+        copy. It never depends on the other images, the order, the rank or a process-wide random
+        generator.
+
+        Args:
+            indices: b indices in 0 … n−1.
+            epoch: index of the epoch, from 0.
+            copies: b numbers that distinguish the visits of an image in one epoch; by default 0.
+            out: where to write the images, (b, C, H, W) uint8; by default new memory.
+
+        Raises:
+            InputError: an image cannot be read or has another size; the message gives its path.
+            IndexError: an index is out of range.
+        """
         indices = [int(i) for i in indices]
         for index in indices:
             if not 0 <= index < len(self):
@@ -177,14 +134,14 @@ class ImageSplit:
         device: torch.device | None = None,
         send: Callable[[Tensor], Tensor] | None = None,
     ) -> Normalise:
-        """Return what normalises the result of `decode`; see `Split.normaliser`."""
+        """Return what normalises the result of `decode` for a model, by default on the CPU."""
         mean, std = self._preparation.mean, self._preparation.std
         return Normalise(self._look.white, mean, std, dtype, device, send)
 
     def read(
         self, indices: Sequence[int], epoch: int = 0, copies: Sequence[int] | None = None
     ) -> Tensor:
-        """Read images, ready for the model; see `Split.read`."""
+        """Read images, normalised for the model, on the CPU: (b, C, H, W) float32."""
         pixels = self.decode(indices, epoch, copies)
         return self.normaliser()([pixels], len(pixels.images), pixels.images.shape[1:])
 

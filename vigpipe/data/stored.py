@@ -158,9 +158,7 @@ class InMemory:
     name: str
 
     def __call__(self, index: int) -> Picture:
-        """Return an image."""
         return self.pictures[index]
 
     def name_of(self, index: int) -> str:
-        """Say which image of the data set an image is."""
         return f"{self.name}: image {index}"

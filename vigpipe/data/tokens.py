@@ -32,15 +32,12 @@ class SplitTokens:
         self._shards = shards
 
     def own(self, x: Tensor) -> Tensor:
-        """Return the rank's rows of what every rank has: (B, H, W, C) -> (B, H_k, W, C)."""
         return x[:, self._shards.own(x.shape[1])].contiguous()
 
     def whole(self, x: Tensor, grid: Grid) -> Tensor:
-        """Give every rank the rows of all: (B, H_k, W, C) -> (B, H, W, C)."""
         return _whole(x, self._shards, grid, ROWS)
 
     def mean(self, x: Tensor) -> Tensor:
-        """Average the nodes of all ranks: (B, H_k, W, C) -> (B, C)."""
         nodes = x.flatten(1, 2).to(torch.promote_types(x.dtype, torch.float32))
         count = torch.full_like(nodes[:1, 0, :1], nodes.shape[1])
         both = torch.cat((nodes.sum(1).flatten(), count.flatten()))
@@ -48,7 +45,6 @@ class SplitTokens:
         return (sums[:-1] / sums[-1].detach()).view(len(x), -1).to(x.dtype)
 
     def normalised(self, norm: nn.Module, x: Tensor) -> Tensor:
-        """Normalise features of the rank's nodes, (B, ..., C), with the statistics of all."""
         if isinstance(norm, GroupNorm):
             return shared_group_norm(norm, x, self._shards)
         if isinstance(norm, BatchNorm) and norm.training:
@@ -57,7 +53,6 @@ class SplitTokens:
         return norm(x)
 
     def nodes(self, grid: Grid, reduction: int) -> "SplitNodes":
-        """Return the nodes of a grid, whose candidates are averages of r x r of them."""
         return SplitNodes(self._shards, grid, reduction)
 
 
@@ -86,7 +81,6 @@ class SplitNodes:
         *,
         fused: bool,
     ) -> Tensor:
-        """Index the k nearest neighbours of all nodes: (B, n_k, C) -> (B, N, K) int64."""
         own_bias = None if bias is None else bias[:, self._own]
         with torch.no_grad():
             if x.shape[2] < self._num_candidates:
@@ -102,7 +96,6 @@ class SplitNodes:
             return self._all(graph.int(), INDICES).long()
 
     def reduced(self, x: Tensor, graph: Tensor, mode: str, *, fused: bool) -> Tensor:
-        """Reduce the neighbours of the rank's nodes: (B, n_k, C) -> (B, n_k, C * outputs)."""
         columns = self._pooled(self._to_columns(x))  # (B, M, C_k)
         y = ops.aggregate(None, columns, graph, None, mode, fused=fused)  # (B, N, C_k * outputs)
         num_images, num_channels, (height, width) = len(x), x.shape[2], self._grid
@@ -114,7 +107,6 @@ class SplitNodes:
         return rows.reshape(num_images, x.shape[1], -1)
 
     def neighbours(self, x: Tensor, graph: Tensor) -> Tensor:
-        """Gather the features of the neighbours of the rank's nodes: (B, n_k, K, C)."""
         table, places = rows_of(self._pooled(self._all(x, ROWS)), graph[:, self._own])
         return table[places].view(len(x), x.shape[1], graph.shape[2], -1)
 

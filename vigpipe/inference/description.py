@@ -16,7 +16,7 @@ from vigpipe.config.options import TrainConfig, parse_image_size, with_model_def
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.data.formats.folders import Files
 from vigpipe.data.images import to_rgb
-from vigpipe.data.split import ImageSplit, Preparation
+from vigpipe.data.split import Preparation, Split
 from vigpipe.data.stored import InMemory, Load, Look, StoredImages
 from vigpipe.errors import InputError
 from vigpipe.model.blocks import FewNodesWarning
@@ -84,7 +84,7 @@ class ModelDescription:
             return tuple(info.index_to_description(i) for i in range(self.num_classes))
         return tuple(str(i) for i in range(self.num_classes))
 
-    def split(self, paths: Sequence[Path]) -> ImageSplit:
+    def split(self, paths: Sequence[Path]) -> Split:
         """Make a split of image files, prepared as in evaluation; all labels are 0."""
         return self._split(_InChannels(Files.at(paths), self.in_chans), len(paths))
 
@@ -93,10 +93,10 @@ class ModelDescription:
         image = _in_channels(to_rgb(image), self.in_chans)
         return self._split(InMemory([image], "the image"), 1).read([0])[0]
 
-    def _split(self, load: Load, num_images: int) -> ImageSplit:
+    def _split(self, load: Load, num_images: int) -> Split:
         images = StoredImages(np.zeros(num_images, dtype=np.int64), load)
         preparation = Preparation(self.image_size, self.mean, self.std, self.crop_pct)
-        return ImageSplit(images, Look(self.in_chans), preparation)
+        return Split(images, Look(self.in_chans), preparation)
 
     def pixels(self, images: Tensor) -> np.ndarray:
         """Turn prepared images back into pixels: (B, C, H, W) -> (B, H, W, 3) uint8 RGB."""

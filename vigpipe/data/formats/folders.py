@@ -47,15 +47,12 @@ class Files:
 
     @classmethod
     def at(cls, paths: Sequence[Path]) -> "Files":
-        """Return what reads the files at these paths."""
         return cls(pack(map(str, paths)))
 
     def __call__(self, index: int) -> Image.Image:
-        """Return an image, in RGB."""
         return read_image(Path(self.paths[index]))
 
     def name_of(self, index: int) -> str:
-        """Return the path of a file."""
         return self.paths[index]
 
 

@@ -61,7 +61,6 @@ class EncodedImages:
         return np.cumsum([group.num_rows for group in self.groups])
 
     def __call__(self, index: int) -> Image.Image:
-        """Return an image, in RGB."""
         group, row = self._find(index)
         content = group.images()[row].as_py()
         name = self.name_of(index)
@@ -78,7 +77,6 @@ class EncodedImages:
         return decode(content, name)
 
     def name_of(self, index: int) -> str:
-        """Name the file and the row of an image."""
         group, row = self._find(index)
         return f"{group.path}: row {group.first_row + row}"
 

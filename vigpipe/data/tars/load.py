@@ -40,7 +40,6 @@ class LoadFromTars:
         return decode(self.tars.read(tar, offset, size, name), name)
 
     def name_of(self, index: int) -> str:
-        """Return the path of the tar and the path in it."""
         return f"{self.tars.paths[self.tar_of[index]]}: {self.names[index]}"
 
 
