@@ -123,7 +123,7 @@ def test_scoring_visits_each_image_once_and_training_goes_on_where_it_was():
     for step in range(4):
         ahead = range(step + 1, 9)
         assert torch.equal(feed.batch(step, ahead).inputs, expected.batch(step, ahead).inputs)
-        scored = list(feed.test_batches(("test",), most=8))
+        scored = list(feed.test_batches(("test",), 1, 0, 8))
         labels, images = (
             torch.cat([getattr(b, part).flatten() for b in scored]) for part in ("labels", "inputs")
         )

@@ -50,10 +50,7 @@ class TimmAugment:
     """Applies an Augmentation to the images of one source.
 
     The results have the size (H, W). The mean of the pixels, which lie in 0 ... 1, fills areas that
-    a moved image leaves empty.
-
-    Raises:
-        InputError: timm does not know the auto_augment.
+    a moved image leaves empty. An auto_augment that timm does not know is an InputError.
     """
 
     def __init__(
@@ -105,8 +102,7 @@ class TimmAugment:
     ) -> tuple[list[Picture], tuple[Erasure, ...]]:
         """Augment b images of whatever size, with b seeds from `transforms.image_seed`.
 
-        Returns:
-            b images of H × W pixels, and the boxes to erase once they are normalised.
+        The results have H × W pixels; the boxes are to be erased once they are normalised.
         """
         out: list[Picture] = []
         erasures: list[Erasure] = []

@@ -22,18 +22,11 @@ from vigpipe.model.keyed_dropout import PADDING
 
 @dataclass(frozen=True)
 class Share:
-    """One replica's share of a step's samples, and how it is cut into micro-batches.
+    """One replica's share of a step's samples, and how it is cut into micro-batches."""
 
-    Attributes:
-        batch_size: B, samples of a full step over all replicas.
-        num_microbatches: M, micro-batches of each replica.
-        num_replicas: D.
-        replica_index: index of the replica.
-    """
-
-    batch_size: int
-    num_microbatches: int
-    num_replicas: int = 1
+    batch_size: int  # B, samples of a full step over all replicas
+    num_microbatches: int  # M, of each replica
+    num_replicas: int = 1  # D
     replica_index: int = 0
 
     @property
@@ -41,32 +34,25 @@ class Share:
         """Samples of a micro-batch, padding included."""
         return -(-self.batch_size // (self.num_microbatches * self.num_replicas))
 
-    def among(self, num_pipelines: int) -> "Share":
-        """Return the first share of an evaluation, whose batches so many pipelines share.
+    def among(self, num_pipelines: int, pipeline_index: int = 0) -> "Share":
+        """Return a pipeline's share of an evaluation, whose batches so many pipelines share.
 
         If these are all replicas, a batch has B samples; else as many as fit into micro-batches of
         the training's size.
         """
         if num_pipelines == self.num_replicas:
-            return replace(self, replica_index=0)
+            return replace(self, replica_index=pipeline_index)
         size = self.microbatch_size * self.num_microbatches * num_pipelines
-        return Share(size, self.num_microbatches, num_pipelines)
+        return Share(size, self.num_microbatches, num_pipelines, pipeline_index)
 
     def sizes(self, num_samples: int) -> tuple[int, ...]:
-        """Number of samples in each of this replica's micro-batches, without padding.
-
-        The step has `num_samples` over all replicas, at most B.
-        """
+        """Samples of each micro-batch, without padding; the step has so many over all replicas."""
         smallest, num_larger = divmod(num_samples, self.num_microbatches * self.num_replicas)
         first = self.replica_index * self.num_microbatches
         return tuple(smallest + (first + i < num_larger) for i in range(self.num_microbatches))
 
     def positions(self, num_samples: int) -> Tensor:
-        """Positions of this replica's samples in the global batch, PADDING where there is none.
-
-        Returns:
-            (M * microbatch_size,) int64.
-        """
+        """Positions of samples in the global batch, or PADDING: (M * microbatch_size,) int64."""
         smallest, num_larger = divmod(num_samples, self.num_microbatches * self.num_replicas)
         first = self.replica_index * self.num_microbatches
         start = first * smallest + min(first, num_larger)
@@ -86,11 +72,9 @@ def repeated(order: np.ndarray, batch_size: int, times: int) -> tuple[np.ndarray
 
         [a b c a b c] [d e d e]      copies: [0 0 0 1 1 1] [0 0 1 1]
 
-    The result is as long as the order of the epoch, (n,), so the last images are not visited.
-
-    Returns:
-        The indices of the visited images, (n,), and for each visit how many visits of that image
-        came before it in the batch, (n,).
+    The result is as long as the order of the epoch, (n,), so the last images are not visited: the
+    indices of the visited images, and for each visit how many visits of that image came before it
+    in the batch.
     """
     visits, copies, used = [], [], 0
     for start in range(0, len(order), batch_size):
@@ -108,17 +92,11 @@ def num_steps(num_samples: int, batch_size: int) -> int:
 
 
 class Visits(NamedTuple):
-    """The images that a step visits.
+    """The images that a step visits."""
 
-    Attributes:
-        indices: in the split, (b,), in the order in which they are visited.
-        epoch: number of the epoch, counted from 1; 0 outside of training.
-        copies: (b,), how many visits of that image came before in the step; None for none.
-    """
-
-    indices: np.ndarray
-    epoch: int = 0
-    copies: np.ndarray | None = None
+    indices: np.ndarray  # in the split, (b,), in the order in which they are visited
+    epoch: int = 0  # counted from 1; 0 outside of training
+    copies: np.ndarray | None = None  # (b,), visits of that image before in the step; None for none
 
     def at(self, positions: np.ndarray) -> "Visits":
         """Return the visits at some positions of the step, (m,) int64."""

@@ -139,21 +139,14 @@ class ImageFeed:
     def test_batches(
         self,
         splits: Sequence[str],
-        num_pipelines: int | None = None,
-        pipeline_index: int | None = None,
+        num_pipelines: int,
+        pipeline_index: int,
         most: int | None = None,
     ) -> Iterator[ReplicaBatch]:
-        """Yield a pipeline's share of the images of one split, which are visited once, in order.
-
-        By default all replicas share them, and each batch has B images; other numbers of pipelines
-        take as many as fit into micro-batches of the training's size.
-        """
+        """Yield a pipeline's share of the images of one split, which are visited once, in order."""
         (name,) = splits
-        share, split = self._share, self._source.split(name)
-        index = share.replica_index if pipeline_index is None else pipeline_index
-        if num_pipelines is not None:
-            share = share.among(num_pipelines)
-        share = replace(share, replica_index=index)
+        split = self._source.split(name)
+        share = self._share.among(num_pipelines, pipeline_index)
         num_images = len(split) if most is None else min(len(split), most)
         self._queue = None  # This replaces what the reader reads ahead for the training.
         order = enumerate(plain_order(num_images, share.batch_size))

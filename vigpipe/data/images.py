@@ -32,22 +32,18 @@ NOT_THE_FILES_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def read_image(path: Path) -> Image.Image:
-    """Decode one image file, as `decode` does.
-
-    Raises:
-        InputError: the file cannot be read or decoded; the message gives path, reason and advice.
-    """
+    """Decode one image file, as `decode` does; InputError if it cannot be read or decoded."""
     try:
-        return to_rgb(_opened(_content(path)))
+        content = _content(path)
     except Exception as error:
         raise _bad_image(str(path), error) from error
+    return decode(content, str(path))
 
 
 def decode(content: bytes, name: str) -> Image.Image:
     """Decode the bytes of an image file, the first frame of an animation, to RGB, as `to_rgb` does.
 
-    Raises:
-        InputError: the bytes cannot be decoded; the message begins with the name.
+    If they cannot be decoded, that is an InputError, which begins with the name.
     """
     try:
         return to_rgb(_opened(content))
@@ -102,11 +98,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
     bits per channel the upper 8 are kept: Pillow itself does so for colours, but leaves 16-bit
     greys unchanged (mode I;16, or I from PGM), and converting those would turn all values above 255
     white. Of 12-bit greys, the lower 4 bits are dropped. An orientation in EXIF is not applied, as
-    in torchvision and timm.
-
-    Raises:
-        ValueError: the range of its pixels is not known.
-        Exception: of whatever type Pillow raises for what it cannot decode.
+    in torchvision and timm. Pixels of an unknown range are a ValueError; for what it cannot decode,
+    Pillow raises exceptions of any type.
     """
     is_16_bit = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
     clear = image.info.get("transparency")  # a colour in the file's bits; Pillow compares 8 bits

@@ -19,15 +19,10 @@ SWITCH_PROBABILITY = 0.5  # probability of CutMix if both are on
 
 @dataclass(frozen=True)
 class Mixture:
-    """How a micro-batch of b samples is mixed; sample i is mixed with sample b - 1 - i.
+    """How a micro-batch of b samples is mixed; sample i is mixed with sample b - 1 - i."""
 
-    Attributes:
-        share: weight of a sample's own label in the mixture, 0 ... 1.
-        box: pixels that come from the other image, (top, bottom, left, right); None blends whole
-            images.
-    """
-
-    share: float
+    share: float  # weight of a sample's own label in the mixture, 0 ... 1
+    # Pixels from the other image, (top, bottom, left, right); None blends whole images.
     box: tuple[int, int, int, int] | None = None
 
 
@@ -36,21 +31,13 @@ class Mix:
     """Mixup, CutMix and label smoothing for the micro-batches of a run.
 
     Mixup: Zhang et al. 2018 (arXiv:1710.09412). CutMix: Yun et al. 2019 (arXiv:1905.04899).
-
-    Attributes:
-        mixup: alpha of mixup's Beta distribution; 0 turns it off.
-        cutmix: alpha of CutMix's Beta distribution; 0 turns it off.
-        smoothing: probability that is taken from the label and spread evenly over all classes.
-        num_classes: number of classes.
-        image_size: (H, W) of the images in pixels.
-        seed: seed of the run.
     """
 
-    mixup: float
-    cutmix: float
-    smoothing: float
+    mixup: float  # alpha of its Beta distribution; 0 turns it off
+    cutmix: float  # likewise
+    smoothing: float  # probability that is taken from the label and spread evenly over all classes
     num_classes: int
-    image_size: tuple[int, int]
+    image_size: tuple[int, int]  # (H, W)
     seed: int
 
     def draw(self, step: int, microbatch: int) -> Mixture:
@@ -82,15 +69,9 @@ class Mix:
             images.mul_(mixture.share).add_(other)
 
     def labels(self, labels: Tensor, mixture: Mixture, dtype: torch.dtype) -> Tensor:
-        """Turn the labels of one micro-batch into probabilities, smoothed and mixed.
+        """Turn labels, (b,) int64 without padding, into probabilities, (b, num_classes).
 
-        Args:
-            labels: (b,) int64, without padding.
-            mixture: from `draw`.
-            dtype: of the probabilities.
-
-        Returns:
-            (b, num_classes).
+        They are those of one micro-batch, smoothed and mixed.
         """
         smoothed = F.one_hot(labels, self.num_classes).to(dtype)
         smoothed = smoothed * (1 - self.smoothing) + self.smoothing / self.num_classes

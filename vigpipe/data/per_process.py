@@ -20,11 +20,7 @@ class PerProcess(Generic[Opened]):
         self._lock = threading.Lock()
 
     def __call__(self) -> Opened:
-        """Return what is opened.
-
-        Raises:
-            InputError: it cannot be opened; another call tries again.
-        """
+        """Return what is opened; after an InputError another call tries again."""
         with self._lock:
             if not self._opened:
                 self._opened.append(self._open())

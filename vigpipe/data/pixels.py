@@ -57,15 +57,9 @@ class Normalise:
         self._send = send
 
     def __call__(self, parts: Iterable[Pixels], num_images: int, shape: tuple[int, ...]) -> Tensor:
-        """Normalise and erase.
+        """Normalise and erase b images of a shape (C, H, W): (b, C, H, W) on the device.
 
-        Args:
-            parts: the images of a batch; a part is not needed any more when the next is asked for.
-            num_images: b, of all parts together.
-            shape: (C, H, W).
-
-        Returns:
-            (b, C, H, W) on the device.
+        A part of the batch is not needed any more when the next is asked for.
         """
         # Always a new tensor: convolutions choose their algorithm by the strides, and for images of
         # one channel the strides of others do not determine the memory format.
@@ -82,9 +76,8 @@ class Normalise:
         return out
 
     def _look_up(self, images: Tensor, out: Tensor) -> None:
-        at_once = len(images)
-        if self._send is None:
-            at_once = _IN_CACHE_BYTES // math.prod(images.shape[1:])
+        is_here = self._send is None
+        at_once = _IN_CACHE_BYTES // math.prod(images.shape[1:]) if is_here else len(images)
         at_once = max(1, at_once)
         for some, result in zip(self._sent(images).split(at_once), out.split(at_once), strict=True):
             torch.index_select(self._table, 0, some.flatten().int(), out=result.view(-1))

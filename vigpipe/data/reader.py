@@ -58,13 +58,9 @@ class Request(NamedTuple):
 class Reader:
     """Reads sequences of requests, one sequence after the other.
 
-    Args:
-        splits: the splits that may be read.
-        num_workers: number of processes that read ahead, which start with the first sequence; with
-            0 this process reads.
-        shape: (C, H, W) of the images.
-        most_images: largest number of images that belong together; `cut` divides them.
-        hang_seconds: how long workers may take for a request; None for ever.
+    The workers, which read ahead, start with the first sequence; without any, this process reads.
+    They may take `hang_seconds` for a request; None for ever. The shape is that of an image,
+    (C, H, W). At most `most_images` belong together, and `cut` divides them.
     """
 
     def __init__(
@@ -88,20 +84,15 @@ class Reader:
         return [slice(start, min(start + self._part_size, num_images)) for start in starts]
 
     def read(self, requests: Iterable[Request | None]) -> Iterator[Pixels]:
-        """Read a sequence of requests; with workers, several at the same time.
+        """Yield the images of each request; workers read several at the same time.
 
-        Args:
-            requests: of at most `most_images` images each, or of a part of `cut`; with workers also
-                None, for nothing at the moment: there must be another one by the time that the
-                images of all those before have been used, and more are asked for.
-
-        Returns:
-            An iterator over the images of each request. With workers, they are in shared memory,
-            and only until the next images are asked for.
+        Their images are in shared memory, and only until the next are asked for. With workers, a
+        request may be None, for nothing at the moment: there must be another one by the time that
+        the images of all those before have been used, and more are asked for.
 
         Raises:
-            InputError: while iterating, an image cannot be read, as in `Split.decode`.
-            WorkerError: while iterating, a worker has ended, or takes too long.
+            InputError: an image cannot be read, as in `Split.decode`.
+            WorkerError: a worker has ended, or takes too long.
         """
         if self._num_workers == 0:
             return (_decode(self._splits, r) for r in requests if r is not None)
@@ -112,7 +103,6 @@ class Reader:
         return self._workers.read(requests)
 
     def close(self) -> None:
-        """End the workers."""
         if self._workers is not None:
             self._workers.close()
             self._workers = None
@@ -200,7 +190,6 @@ class _Workers:
             yield Pixels(images, answer.result)
 
     def _next_task(self) -> _Task | None:
-        """Return what the loader is to deal out next."""
         request = next(self._requests, None)
         return None if request is None else _Task(self._sequence, self._free.pop(), request)
 

@@ -31,19 +31,15 @@ class ImageScore(Score):
 
 
 class ImageTally:
-    """Adds up what the score of a single split is made of.
-
-    Attributes:
-        sums: (4,) float64: loss, hits of the most likely class and of the five, images.
-    """
+    """Adds up what the score of a single split is made of."""
 
     def __init__(self, splits: Sequence[str], device: torch.device) -> None:
         (self._split,) = splits
         self._device = device
+        # Loss, hits of the most likely class and of the five, and images.
         self.sums = torch.zeros(4, dtype=torch.float64, device=device)
 
     def add(self, batch: ReplicaBatch, logits: Tensor) -> None:
-        """Count the images of a batch that have a label; see `vigpipe.job.score.Tally`."""
         assert batch.labels is not None
         logits = batch.without_padding(logits)
         labels = send(batch.without_padding(batch.labels), self._device)

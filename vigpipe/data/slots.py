@@ -18,10 +18,8 @@ class Slots:
 
     The memory is all there from the beginning: a worker that writes into it cannot find that there
     is none left. It does not count against the size of /dev/shm, which containers keep small, and
-    is gone with the last process that uses it. A uint8 tensor of the shape fills a slot.
-
-    Raises:
-        InputError: the host has not so much memory.
+    is gone with the last process that uses it. A uint8 tensor of the shape fills a slot. More than
+    the host's memory is an InputError.
     """
 
     def __init__(self, num_slots: int, shape: tuple[int, ...]) -> None:

@@ -20,8 +20,7 @@ class Load(Protocol):
     def __call__(self, index: int) -> Picture:
         """Return the image at an index, of whatever size.
 
-        Raises:
-            InputError: the image cannot be read; the message begins with `name_of(index)`.
+        One that cannot be read is an InputError, which begins with `name_of(index)`.
         """
         ...
 
@@ -59,19 +58,12 @@ class _Taken:
 
 @dataclass(frozen=True)
 class Look:
-    """What the pixels of a data set mean, and how they are stored.
+    """What the pixels of a data set mean, and how they are stored."""
 
-    Attributes:
-        channels: C, 1 for grey and 3 for colour.
-        white: the pixel value that stands for 1.0.
-        flip: whether a mirrored image still belongs to its class.
-        is_encoded: whether loading an image takes a decoder, so that its pixels are worth keeping.
-    """
-
-    channels: int = 3
-    white: int = 255
-    flip: bool = True
-    is_encoded: bool = True
+    channels: int = 3  # C, 1 for grey and 3 for colour
+    white: int = 255  # the pixel value that stands for 1.0
+    flip: bool = True  # whether a mirrored image still belongs to its class
+    is_encoded: bool = True  # Loading an image takes a decoder: its pixels are worth keeping.
 
 
 @dataclass(frozen=True)
@@ -85,16 +77,13 @@ class Stored:
 
     @property
     def splits(self) -> dict[str, StoredImages]:
-        """The train and the test images by name."""
         return {"train": self.train, "test": self.test}
 
     def load(self, image: "ImageId") -> Picture:
-        """Return an image."""
         split, index = image
         return self.splits[split].load(index)
 
     def image_ids(self) -> list["ImageId"]:
-        """List all images."""
         return [(name, i) for name, images in self.splits.items() for i in range(len(images))]
 
     def of_one_size(self, size: tuple[int, int], example: str) -> "Stored":
@@ -106,11 +95,7 @@ class Stored:
         return replace(self, train=checked(self.train), test=checked(self.test))
 
     def without(self, bad: Collection["ImageId"]) -> "Stored":
-        """Leave out unreadable images.
-
-        Raises:
-            InputError: a class has no other images.
-        """
+        """Leave out unreadable images; a class without others is an InputError."""
         kept = {}
         for split_name, images in self.splits.items():
             is_bad = np.zeros(len(images.labels), dtype=bool)

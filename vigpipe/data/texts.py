@@ -1,7 +1,7 @@
 """Many short texts without an object for each: the names of a million images take 50 MB."""
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,9 @@ class Texts:
 
     def __len__(self) -> int:
         return len(self.ends)
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, index: int) -> str:
         start = self.ends[index - 1] if index else 0

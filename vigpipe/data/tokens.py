@@ -135,15 +135,8 @@ class SplitNodes:
         """Index the nearest candidates of the rank's nodes, from sums over all ranks' channels.
 
         At a time, partial distances from some nodes of every rank go to that rank, so that nobody
-        has N x M numbers at once.
-
-        Args:
-            x: features of the rank's nodes, (B, n_k, C).
-            num: candidates for each node.
-            bias: added to squared distances, (1, n_k, M).
-
-        Returns:
-            (B, n_k, num) int64.
+        has N x M numbers at once. The bias, (1, n_k, M), is added to squared distances:
+        (B, n_k, C) -> (B, n_k, num) int64.
         """
         shards = self._shards
         columns = self._to_columns(x if x.dtype == torch.float64 else x.float())

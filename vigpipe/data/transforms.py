@@ -20,10 +20,9 @@ CROP_TRIES = 10
 
 
 def image_seed(seed: int, epoch: int, index: int, copy: int = 0) -> int:
-    """Hash the arguments to the seed of one image in one epoch, an integer of 64 bits.
+    """Hash the arguments to the seed, of 64 bits, of one visit of an image in one epoch.
 
-    Seeds of neighbouring indices or epochs are unrelated. `copy` distinguishes the visits of an
-    image in one batch.
+    Seeds of neighbouring indices or epochs are unrelated.
     """
     return hash_64(f"{seed} {epoch} {index}" + (f" {copy}" if copy else ""))
 
@@ -76,14 +75,11 @@ def random_crop(
 def random_box(
     height: int, width: int, scale: tuple[float, float], generator: random.Random
 ) -> tuple[int, int, int, int]:
-    """Draw a box of random area and ratio.
+    """Draw a box of random area and ratio: (top, left, height, width) in pixels.
 
     If CROP_TRIES boxes in a row do not fit into the image, the result is the largest centred box
     whose ratio of width to height is within CROP_RATIO. The scale is the smallest and the largest
     fraction of the image's area.
-
-    Returns:
-        (top, left, height, width) of the box in pixels.
     """
     log_ratio = (math.log(CROP_RATIO[0]), math.log(CROP_RATIO[1]))
     for _ in range(CROP_TRIES):

@@ -17,14 +17,7 @@ _FORMATS = (idx, npz, arrow, parquet, tars, folders)  # the first that holds
 
 
 def read(path: Path) -> Stored:
-    """Find the images, labels and class names of a data set, without decoding any image.
-
-    Args:
-        path: a folder or a file.
-
-    Raises:
-        InputError: the path holds no data set, or one with an error.
-    """
+    """Find the images, labels and class names of a data set in a folder or a file."""
     for format_ in _FORMATS[:-1]:
         if format_.holds(path):
             return format_.read(path)

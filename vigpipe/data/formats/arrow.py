@@ -51,12 +51,7 @@ def holds(path: Path) -> bool:
 
 
 def read(root: Path) -> Stored:
-    """Map the files, and read the labels and the names of the classes.
-
-    Raises:
-        InputError: pyarrow is not installed, a split or a file is missing or damaged, or a column
-            is not as `find_columns` expects it.
-    """
+    """Map the files, and read the labels and the names of the classes."""
     need_pyarrow(root)
     paths = {name: _files(root / name) for name in _splits(root)}
     columns = check_same({path: _columns(path) for files in paths.values() for path in files})
@@ -180,5 +175,4 @@ def _is_compressed(metadata: bytes) -> bool:
     def target(position: int) -> int:
         return position + struct.unpack_from("<I", metadata, position)[0]
 
-    batch = target(field(target(0), 2))
-    return field(batch, 3) != 0
+    return field(target(field(target(0), 2)), 3) != 0

@@ -18,8 +18,7 @@ from vigpipe.files.names import escaped, is_plain
 def read(root: Path) -> Stored:
     """Find the image files; the classes are those of the train images.
 
-    Raises:
-        InputError: in the cases of `split_folders` and `list_classes`, or a test class is unknown.
+    What `split_folders` and `list_classes` refuse, and an unknown test class, is an InputError.
     """
     train_folder, test_folder = split_folders(root)
     train, test = list_classes(train_folder), list_classes(test_folder)
@@ -57,11 +56,7 @@ class Files:
 
 
 def split_folders(root: Path) -> tuple[Path, Path]:
-    """Find the folders of the train and the test images: train/ and test/ (or val/).
-
-    Raises:
-        InputError: one of them is missing.
-    """
+    """Find the folders of images, train/ and test/ (or val/); a missing one is an InputError."""
     train = root / "train"
     test = root / "test" if os.path.isdir(root / "test") else root / "val"
     for folder, names in ((train, "train/"), (test, "test/ or val/")):
@@ -75,16 +70,13 @@ def split_folders(root: Path) -> tuple[Path, Path]:
 
 
 def list_classes(folder: Path) -> dict[str, list[Path]]:
-    """List the image files of every class folder, sorted by name, without opening any.
+    """List the image files of every class by its name, sorted by name, without opening any.
 
     Class folders may contain folders and may be links. A folder that is reached twice is listed
     once. A folder that contains the class folder is not listed, even if a link leads back to it,
     because it contains other classes. Hidden files and names without an image's extension are left
     out. A folder is a folder even if it is called `x.png`. A broken link to an image is listed, so
     that reading it reports the error.
-
-    Returns:
-        The paths of the images by the name of their class.
 
     Raises:
         InputError: there are no class folders, one holds no image, one cannot be listed, or its

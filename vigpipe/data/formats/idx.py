@@ -50,10 +50,7 @@ def read(root: Path) -> Stored:
 
     The images are grey. They are not mirrored in training, because most data sets of this format
     are characters. Without a list of names beside the files, the classes are called by their
-    numbers.
-
-    Raises:
-        InputError: a file is missing or damaged, or images and labels do not fit together.
+    numbers. A file that is missing or damaged, or does not fit the other, is an InputError.
     """
     train, test = (_read_split(root, stem) for stem in _STEMS)
     class_names = check_labels(train.labels, test.labels, listed_names(root), str(root))
@@ -114,11 +111,8 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
     """Open a file, which decompresses itself if it is compressed; damage is an InputError."""
     with opened(path) as plain:
         try:
-            if _is_packed(path):
-                with gzip.GzipFile(fileobj=plain) as file:
-                    yield file  # pyright: ignore[reportReturnType]
-            else:
-                yield plain
+            with gzip.GzipFile(fileobj=plain) if _is_packed(path) else plain as file:
+                yield file  # pyright: ignore[reportReturnType]
         except InputError:
             raise
         except (EOFError, ValueError, gzip.BadGzipFile, zlib.error) as error:
@@ -128,9 +122,10 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _read_shape(file: BinaryIO, path: Path, num_dimensions: int) -> tuple[int, ...]:
-    head = file.read(4 + 4 * num_dimensions)
-    if len(head) < 4 + 4 * num_dimensions:
-        raise EOFError(f"it ends within its header of {4 + 4 * num_dimensions} bytes")
+    size = 4 + 4 * num_dimensions
+    head = file.read(size)
+    if len(head) < size:
+        raise EOFError(f"it ends within its header of {size} bytes")
     magic = head[:4].hex()
     expected = bytes([0, 0, _UBYTE, num_dimensions]).hex()
     if magic != expected:

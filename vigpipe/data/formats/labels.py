@@ -19,9 +19,7 @@ def check_labels(
     """Check that labels, (n,) and (m,) int64, count the classes from 0, and name the classes.
 
     Classes without a name are known by their train images alone, so every one of them needs some.
-
-    Returns:
-        The names by label; if the data set has none, the numbers as text.
+    They are called by their numbers.
 
     Raises:
         InputError: there are no labels, one is not that of a class, or `check_names` refuses the
@@ -57,11 +55,7 @@ def check_labels(
 
 
 def check_names(names: Sequence[str], where: str) -> tuple[str, ...]:
-    """Check the names of classes.
-
-    Raises:
-        InputError: there is none, one is empty or not text on one line, or two are equal.
-    """
+    """Refuse names of classes if one is empty or not text on one line, two are equal, or none."""
     if not names:
         raise InputError(f"{where}: its list of class names is empty; name every class, or none")
     seen: set[str] = set()
@@ -80,11 +74,7 @@ def check_names(names: Sequence[str], where: str) -> tuple[str, ...]:
 
 
 def listed_names(folder: Path) -> tuple[str, ...] | None:
-    """Read the list of class names in a folder, classes.txt or classnames.txt, if there is one.
-
-    Raises:
-        InputError: a line of the list is not a name.
-    """
+    """Read the list of class names in a folder, classes.txt or classnames.txt, if there is one."""
     for path in (folder / name for name in _LISTS):
         if os.path.exists(path):
             names = tuple(line.strip() for line in read_text(path).rstrip().split("\n"))

@@ -56,10 +56,8 @@ def read(path: Path) -> Stored:
 
     Grey images are not mirrored in training, because they may be characters, and because in scans
     of organs left and right may be two classes. Without an array `class_names` the classes are
-    called by their numbers. Other arrays, such as MedMNIST's `val_images`, are left alone.
-
-    Raises:
-        InputError: an array is missing, damaged or of another kind, or they do not fit together.
+    called by their numbers. Other arrays, such as MedMNIST's `val_images`, are left alone. Arrays
+    that are missing, damaged, of another kind or do not fit together are an InputError.
     """
     with opened_archive(path) as archive:
         members = members_of(archive, path)
@@ -189,7 +187,6 @@ def _check_images(array: _Array) -> int:
 
 
 def _read_labels(archive: zipfile.ZipFile, images: _Array, labels: _Array) -> np.ndarray:
-    """Read the labels of an array of images, (n,) int64."""
     num_images = images.shape[0]
     if labels.dtype.kind not in "iu" or labels.shape not in ((num_images,), (num_images, 1)):
         raise InputError(

@@ -59,12 +59,7 @@ def holds(path: Path) -> bool:
 
 
 def read(root: Path) -> Stored:
-    """Read the labels and the names of the classes.
-
-    Raises:
-        InputError: pyarrow is not installed, a split or a file is missing or damaged, the images
-            take too much memory, or a column is not as `find_columns` expects it.
-    """
+    """Read the labels and the names of the classes; refuse images that take too much memory."""
     need_pyarrow(root)
     paths = _list_files(root)
     test_split = next((name for name in TEST_SPLITS if name in paths), None)

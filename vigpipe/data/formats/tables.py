@@ -127,10 +127,7 @@ def find_columns(schema: "pa.Schema", where: Path) -> Columns:
 
     Hugging Face's description in the schema says which columns are images and class labels. Without
     one, images are the structure with the field `bytes`, and labels the integers called `label` or
-    `labels`.
-
-    Raises:
-        InputError: there is no such column, or there are several, or it is of another type.
+    `labels`. No such column, several, or one of another type are an InputError.
     """
     import pyarrow as pa
 

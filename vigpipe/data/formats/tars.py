@@ -42,11 +42,9 @@ def read(root: Path) -> Stored:
     """Find the images of all tars; the classes are those of the train images.
 
     Samples keep the order of the tars. Images in class folders are in the order that they would
-    have as files: by class and name.
-
-    Raises:
-        InputError: in the cases of `find_shards` and `index_images`; a label or a test class is
-            unknown; a list counts other samples than there are; or the tars are of several kinds.
+    have as files: by class and name. An InputError comes from `find_shards` or `index_images`, or
+    says that a label or a test class is unknown, that a list counts other samples than there are,
+    or that the tars are of several kinds.
     """
     shards = find_shards(root)
     train, test = _index(shards["train"]), _index(shards["test"])
@@ -159,7 +157,10 @@ def _class_of_folders(root: Path, tars: _Tars) -> list[list[str]]:
     """Return the class of every folder of every tar, in the order of `TarImages.folders`."""
     # The name of the innermost tar, and the folders on the way in it.
     found = [
-        [(inner or path.stem, *PurePosixPath(folder).parts) for inner, folder in _pairs(images)]
+        [
+            (inner or path.stem, *PurePosixPath(folder).parts)
+            for inner, _, folder in (both.partition("/") for both in images.folders)
+        ]
         for path, images in _each(tars)
     ]
     everywhere = [
@@ -194,12 +195,6 @@ def _class_of_folders(root: Path, tars: _Tars) -> list[list[str]]:
                 f"class, as others are in {min(folders)}; make a tar of <class>/<image>"
             )
     return [[parts[-1] for parts in of_tar] for of_tar in found]
-
-
-def _pairs(images: TarImages) -> Iterator[tuple[str, str]]:
-    for index in range(len(images.folders)):
-        inner, _, folder = images.folders[index].partition("/")
-        yield inner, folder
 
 
 def _by_name(labels: np.ndarray, load: LoadFromTars) -> np.ndarray:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vigpipe.data.tars.fields import BLOCK, EXTENDED, parse_extended, parse_header
-from vigpipe.data.texts import Texts
+from vigpipe.data.texts import Texts, pack
 from vigpipe.errors import InputError
 from vigpipe.files.names import escaped, is_plain
 
@@ -62,22 +62,22 @@ def find_members(descriptor: int, start: int, end: int, where: str) -> Members:
             elsewhere when extracted, is there twice, or has a name that cannot be printed.
         OSError: the file cannot be read.
     """
-    names, ends = bytearray(), array("q")
     offsets, sizes, hashes = array("q"), array("q"), array("q")
-    for raw, offset, size in _files(descriptor, start, end, where):
-        name = _visible(raw, where)
-        if name == "":
-            raise InputError(f"{where}: a member at byte {offset - start} has no name; name it")
-        if name is not None:
-            encoded = name.encode()
-            names += encoded
-            ends.append(len(names))
-            offsets.append(offset)
-            sizes.append(size)
-            hashes.append(hash(encoded))
-    texts = Texts(bytes(names), np.array(ends, dtype=np.int64))
-    _check_unique(texts, np.array(hashes, dtype=np.int64), where)
-    return Members(texts, np.array(offsets, dtype=np.int64), np.array(sizes, dtype=np.int64))
+
+    def listed() -> Iterator[str]:
+        for raw, offset, size in _files(descriptor, start, end, where):
+            name = _visible(raw, where)
+            if name == "":
+                raise InputError(f"{where}: a member at byte {offset - start} has no name; name it")
+            if name is not None:
+                offsets.append(offset)
+                sizes.append(size)
+                hashes.append(hash(name))
+                yield name
+
+    names = pack(listed())
+    _check_unique(names, np.array(hashes, dtype=np.int64), where)
+    return Members(names, np.array(offsets, dtype=np.int64), np.array(sizes, dtype=np.int64))
 
 
 def _files(descriptor: int, start: int, end: int, where: str) -> Iterator[tuple[bytes, int, int]]:

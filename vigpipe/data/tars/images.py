@@ -34,25 +34,17 @@ _LONGEST_INNER = 255  # bytes of an inner tar's path, which the name of each of 
 
 @dataclass(frozen=True)
 class TarImages:
-    """The images in a tar file.
+    """The images in a tar file."""
 
-    Attributes:
-        names: the path of each in the tar; "inner.tar: path" for one in an inner tar.
-        offsets: (n,) int64, in the file on disk.
-        sizes: (n,) int64.
-        labels: (n,) int64: the label of a sample, or an index into `folders`.
-        folders: "inner/folder" of every class folder: the name of an inner tar without .tar, and a
-            folder in it; the first is empty for images in no inner tar, the second for those in no
-            folder. There are none if the tar holds samples.
-        num_samples: number of samples, with those that were left out for having no label; 0 if the
-            tar holds class folders.
-    """
-
-    names: Texts
-    offsets: np.ndarray
-    sizes: np.ndarray
-    labels: np.ndarray
+    names: Texts  # the path of each in the tar; "inner.tar: path" for one in an inner tar
+    offsets: np.ndarray  # (n,) int64, in the file on disk
+    sizes: np.ndarray  # (n,) int64
+    labels: np.ndarray  # (n,) int64: the label of a sample, or an index into `folders`
+    # "inner/folder" of every class folder: the name of an inner tar without .tar, and a folder in
+    # it; the first is empty for images in no inner tar, the second for those in no folder. There
+    # are none if the tar holds samples.
     folders: Texts
+    # Those that were left out for having no label among them; 0 if the tar holds class folders.
     num_samples: int = 0
 
     def __len__(self) -> int:
@@ -130,13 +122,14 @@ def _samples(descriptor: int, members: Members, where: str, field: str | None) -
 def _by_key(members: Members) -> Iterator[tuple[str, list[tuple[str, int]]]]:
     """Yield a sample's key, and of each member what follows the key and a dot, and the index."""
 
-    def split(index: int) -> tuple[str, str, int]:
-        folder, slash, name = members.names[index].rpartition("/")
+    def split(path: str) -> tuple[str, str]:
+        folder, slash, name = path.rpartition("/")
         stem, _, kind = name.partition(".")
-        return folder + slash + stem, kind.lower(), index
+        return folder + slash + stem, kind.lower()
 
-    for key, group in groupby(map(split, range(len(members))), key=lambda part: part[0]):
-        yield key, [(kind, index) for _, kind, index in group]
+    parts = enumerate(map(split, members.names))
+    for key, group in groupby(parts, key=lambda part: part[1][0]):
+        yield key, [(kind, index) for index, (_, kind) in group]
 
 
 def _label(
@@ -177,8 +170,7 @@ def _class_folders(descriptor: int, members: Members, where: str) -> TarImages:
 
     def listed() -> Iterator[str]:
         for tar, before, inside in _with_inner_tars(descriptor, members, where):
-            for index in range(len(inside)):
-                name = inside.names[index]
+            for index, name in enumerate(inside.names):
                 if _is_image(name):
                     folder = f"{tar}/{name.rpartition('/')[0]}"
                     labels.append(label_of_folder.setdefault(folder, len(label_of_folder)))
@@ -199,18 +191,17 @@ def _with_inner_tars(
 
     The outer tar has no name: on disk it may have another one when this comes from the cache.
     """
-    inner = [index for index in range(len(members)) if _is_tar(members.names[index])]
+    inner = [(index, name) for index, name in enumerate(members.names) if _is_tar(name)]
     if not inner:
         _check_images(members, where)
-    folders = sorted({members.names[index].rpartition("/")[0] for index in inner})
+    folders = sorted({name.rpartition("/")[0] for _, name in inner})
     if len(folders) > 1:  # They might be train/ and val/.
         raise InputError(
             f"{where}: has tars in {folders[0] or 'its root'} and in {folders[1]}, expected them "
             "in one folder; unpack it"
         )
     yield "", "", members
-    for index in inner:
-        name = members.names[index]
+    for index, name in inner:
         if len(name.encode()) > _LONGEST_INNER:
             raise InputError(
                 f"{where}: {name}: is a tar with a name of more than {_LONGEST_INNER} bytes; "
@@ -218,7 +209,7 @@ def _with_inner_tars(
             )
         start, size = int(members.offsets[index]), int(members.sizes[index])
         inside = find_members(descriptor, start, start + size, f"{where}: {name}")
-        for nested in filter(_is_tar, map(inside.names.__getitem__, range(len(inside)))):
+        for nested in filter(_is_tar, inside.names):
             raise InputError(
                 f"{where}: {name}: {nested}: is a tar in a tar in a tar, but images lie at most "
                 "one tar deeper; unpack the outer ones"
@@ -228,7 +219,7 @@ def _with_inner_tars(
 
 
 def _check_images(members: Members, where: str) -> None:
-    if not any(_is_image(members.names[index]) for index in range(len(members))):
+    if not any(map(_is_image, members.names)):
         raise InputError(
             f"{where}: holds no images ({', '.join(EXTENSIONS)}); add some or remove it"
         )

@@ -40,13 +40,9 @@ def read_stamp(descriptor: int) -> Stamp:
 
 
 def index_images(path: Path, field: str | None) -> tuple[TarImages, Stamp]:
-    """Find the images in a tar file, or read from the cache where they are.
+    """Find the images in a tar file, or read from the cache where they are, and return its stamp.
 
-    Returns:
-        The images, and the stamp of the file that they are in.
-
-    Raises:
-        InputError: the file cannot be read, changes meanwhile, or `find_images` refuses it.
+    If the file cannot be read, changes meanwhile, or `find_images` refuses it: InputError.
     """
     try:
         with opened(path) as file:

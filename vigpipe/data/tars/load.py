@@ -29,7 +29,6 @@ class LoadFromTars:
     names: Texts
 
     def __call__(self, index: int) -> Image.Image:
-        """Return an image, in RGB; refuse it if its tar is no longer the same."""
         name, size = self.name_of(index), int(self.sizes[index])
         if size > LARGEST_BYTES:
             raise InputError(
@@ -54,15 +53,13 @@ class OpenTars:
         self._descriptor = lru_cache(MOST_OPEN)(_Descriptor)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle no open file."""
         return OpenTars, (self.paths, self._stamps)
 
     def read(self, tar: int, offset: int, size: int, name: str) -> bytes:
         """Read bytes of the file of an index; messages begin with the name.
 
-        Raises:
-            InputError: the file cannot be read, or is not the one in which the images were found.
-            OSError: too many files are open.
+        If the file is not the one in which the images were found, or cannot be read, that is an
+        InputError; too many open files are an OSError.
         """
         try:
             descriptor = self._descriptor(self.paths[tar])  # It stays open while this refers to it.

@@ -60,9 +60,8 @@ def seem_there(root: Path) -> bool:
 def find_shards(root: Path) -> dict[str, Shards]:
     """Find the tar files of the train and of the test images.
 
-    Raises:
-        InputError: a split has none, or only compressed ones; a name fits both splits; or a list is
-            not as timm writes it.
+    If a split has none, or only compressed ones, if a name fits both splits, or if a list is not as
+    timm writes it, that is an InputError.
     """
     if os.path.isfile(root):
         _check_seekable(root)
