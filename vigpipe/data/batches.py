@@ -51,6 +51,12 @@ class Share:
         first = self.replica_index * self.num_microbatches
         return tuple(smallest + (first + i < num_larger) for i in range(self.num_microbatches))
 
+    def of_team(self, num_samples: int, team_size: int) -> int:
+        """Samples of all replicas of a team, which take each step together; this one is in it."""
+        first = self.replica_index // team_size * team_size
+        team = (replace(self, replica_index=first + i) for i in range(team_size))
+        return sum(sum(share.sizes(num_samples)) for share in team)
+
     def positions(self, num_samples: int) -> Tensor:
         """Positions of samples in the global batch, or PADDING: (M * microbatch_size,) int64."""
         smallest, num_larger = divmod(num_samples, self.num_microbatches * self.num_replicas)
@@ -98,8 +104,8 @@ class Visits(NamedTuple):
     epoch: int = 0  # counted from 1; 0 outside of training
     copies: np.ndarray | None = None  # (b,), visits of that image before in the step; None for none
 
-    def at(self, positions: np.ndarray) -> "Visits":
-        """Return the visits at some positions of the step, (m,) int64."""
+    def at(self, positions: np.ndarray | slice) -> "Visits":
+        """Return the visits at some positions, (m,) int64."""
         copies = None if self.copies is None else self.copies[positions]
         return Visits(self.indices[positions], self.epoch, copies)
 
@@ -114,21 +120,19 @@ class TrainingOrder:
         self._num_samples, self._batch_size = num_samples, batch_size
         self._seed, self._times = seed, times
         self._steps_per_epoch = num_steps(num_samples, batch_size)
-        # The epoch that was asked for last, and its order.
-        self._epoch, self._order, self._copies = 0, np.empty(0, dtype=np.int64), None
+        self._visits = Visits(np.empty(0, dtype=np.int64))  # of the epoch that was asked for last
 
     def __call__(self, step: int) -> Visits:
         """Return what a step of the run, counted from 0, visits."""
         num_before, step_of_epoch = divmod(step, self._steps_per_epoch)
         epoch = num_before + 1
-        if epoch != self._epoch:
-            order, self._copies = epoch_order(self._seed, epoch, self._num_samples), None
+        if epoch != self._visits.epoch:
+            order, copies = epoch_order(self._seed, epoch, self._num_samples), None
             if self._times > 1:
-                order, self._copies = repeated(order, self._batch_size, self._times)
-            self._epoch, self._order = epoch, order
-        visited = slice(step_of_epoch * self._batch_size, (step_of_epoch + 1) * self._batch_size)
-        copies = None if self._copies is None else self._copies[visited]
-        return Visits(self._order[visited], epoch, copies)
+                order, copies = repeated(order, self._batch_size, self._times)
+            self._visits = Visits(order, epoch, copies)
+        first = step_of_epoch * self._batch_size
+        return self._visits.at(slice(first, first + self._batch_size))
 
 
 def plain_order(num_samples: int, batch_size: int) -> list[Visits]:

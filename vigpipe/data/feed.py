@@ -41,14 +41,14 @@ class _Plan(NamedTuple):
 class _PlanQueue:
     """Plans of coming items, made when they are first asked for; items may be added at any time.
 
-    Every plan is taken twice: by whoever makes the batch, and, if `are_read`, perhaps long before
-    by whoever reads its images.
+    If `are_read`, whoever reads a plan's images takes it, too, perhaps long before.
     """
 
     def __init__(self, plan: Callable[[int], _Plan], *, are_read: bool) -> None:
         self.items: deque[int] = deque()  # those whose batches have not been made
         self._unplanned: deque[int] = deque()
         self._num_unread = 0
+        # A method's generator would refer to this queue, which then was not freed at once.
         self._to_use: Iterator[_Plan] = (plan(item) for item in _until_empty(self._unplanned))
         self._to_read: Iterator[_Plan] = iter(())
         if are_read:
@@ -130,11 +130,9 @@ class ImageFeed:
             train = self._source.train
             self._batches = self._read(train, queue.to_use(), queue.to_read(), self._mix)
         queue.add(ahead[len(queue.items) - 1 :])
-        batch, share = next(self._batches), self._share
-        first = item % share.num_replicas // self._team_size * self._team_size
-        team = range(first, first + self._team_size)
-        sizes = (replace(share, replica_index=i).sizes(batch.num_samples) for i in team)
-        return replace(batch, num_samples=sum(map(sum, sizes)))
+        batch = next(self._batches)
+        share = replace(self._share, replica_index=item % self._share.num_replicas)
+        return replace(batch, num_samples=share.of_team(batch.num_samples, self._team_size))
 
     def test_batches(
         self,

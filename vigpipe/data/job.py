@@ -73,7 +73,6 @@ class ImageJob:
         return (self.source.channels, *self.source.image_size)
 
     def make_model(self, num_parts: int = 1) -> StagedModel:
-        """Make the unsplit model; see `vigpipe.job.job.Job.make_model`."""
         config, source = self.config, self.source
         return create_model(
             config.model,
@@ -95,7 +94,6 @@ class ImageJob:
         )
 
     def check(self, layout: Layout, model: StagedModel, plan: Plan) -> None:
-        """Raise InputError if a batch, or the model, cannot be cut as the layout asks for."""
         if self.config.boundary == "bfloat16":
             _check_boundaries(model, plan)
         if layout.num_shards > 1:
@@ -125,8 +123,7 @@ class ImageJob:
         return self.share(layout, 0).microbatch_size
 
     def rows_before(self, layout: Layout, block: int) -> int:
-        """Return the images of the largest micro-batch, all of which reach every block."""
-        return self.microbatch_size(layout)
+        return self.microbatch_size(layout)  # All of them reach every block.
 
     def most_microbatches(self, layout: Layout) -> int:
         return min(self.batch_size(layout), len(self.source.train))
@@ -152,10 +149,8 @@ class ImageJob:
         batch_size = self.batch_size(layout)
         before = step % self.steps_per_epoch(layout) * batch_size
         num_samples = min(batch_size, len(self.source.train) - before)
-        first = replica - layout.team_of(replica)[1]
-        shares = [self.share(layout, i) for i in range(first, first + layout.team_size)]
-        samples, full = (sum(sum(s.sizes(n)) for s in shares) for n in (num_samples, batch_size))
-        return Fill(samples, full)
+        share = self.share(layout, replica)
+        return Fill(*(share.of_team(n, layout.team_size) for n in (num_samples, batch_size)))
 
     def fill_of_test(self, layout: Layout, num_pipelines: int, num_samples: int) -> Fill:
         return Fill(num_samples, self.share(layout, 0).among(num_pipelines).batch_size)
@@ -184,10 +179,6 @@ class ImageJob:
         has_last: bool,
         shards: Shards | None = None,
     ) -> ImageFeed:
-        """Return the batches of a rank; see `vigpipe.job.job.Job.feed`.
-
-        Ranks that share images all read them, and the first of them has the labels.
-        """
         config = self.config
         return ImageFeed(
             self.source,
@@ -202,6 +193,7 @@ class ImageJob:
             mix=self._mix(),
             num_workers=config.workers,
             hang_seconds=config.timeout,
+            # Ranks that share images all read them, and the first of them has the labels.
             counts=shards is None or shards.rank == 0,
         )
 
@@ -280,11 +272,7 @@ class ImageJob:
 
 
 def open_images(config: TrainConfig, bad_images: frozenset[ImageId] = frozenset()) -> ImageJob:
-    """Open the images that the options, with the model's defaults, name, but for the bad ones.
-
-    Raises:
-        InputError: there are no such images, or they do not fit the options.
-    """
+    """Open the images that the options, with the model's defaults, name, but for the bad ones."""
     defaults = MODEL_DEFAULTS[config.model]
     source = open_source(
         config.data,

@@ -19,14 +19,10 @@ def check_labels(
     """Check that labels, (n,) and (m,) int64, count the classes from 0, and name the classes.
 
     Classes without a name are known by their train images alone, so every one of them needs some.
-    They are called by their numbers.
-
-    Raises:
-        InputError: there are no labels, one is not that of a class, or `check_names` refuses the
-            names.
+    They are called by their numbers. Labels or names that are wrong, or none, are an InputError.
     """
     if names is not None:
-        names = check_names(names, where)
+        _check_names(names, where)
     used = np.unique(train)
     num_classes = len(used) if names is None else len(names)
     for split, labels in (("train", train), ("test", test)):
@@ -54,7 +50,7 @@ def check_labels(
     return tuple(str(label) for label in range(num_classes)) if names is None else tuple(names)
 
 
-def check_names(names: Sequence[str], where: str) -> tuple[str, ...]:
+def _check_names(names: Sequence[str], where: str) -> None:
     """Refuse names of classes if one is empty or not text on one line, two are equal, or none."""
     if not names:
         raise InputError(f"{where}: its list of class names is empty; name every class, or none")
@@ -70,7 +66,6 @@ def check_names(names: Sequence[str], where: str) -> tuple[str, ...]:
                 f"{where}: two classes are called '{escaped(name)}'; give each a name of its own"
             )
         seen.add(name)
-    return tuple(names)
 
 
 def listed_names(folder: Path) -> tuple[str, ...] | None:

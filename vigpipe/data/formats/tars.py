@@ -101,9 +101,6 @@ def _load(tars: _Tars) -> LoadFromTars:
     )
 
 
-# --- samples ---------------------------------------------------------------------------------
-
-
 def _from_samples(root: Path, train: _Tars, test: _Tars) -> Stored:
     """Take the labels that the samples have."""
     names = listed_names(root)
@@ -122,9 +119,6 @@ def _from_samples(root: Path, train: _Tars, test: _Tars) -> Stored:
         return StoredImages(labels, _load(tars))
 
     return Stored(names, stored(train), stored(test))
-
-
-# --- class folders ---------------------------------------------------------------------------
 
 
 def _from_folders(root: Path, train: _Tars, test: _Tars) -> Stored:

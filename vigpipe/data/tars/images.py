@@ -57,17 +57,12 @@ def find_images(descriptor: int, num_bytes: int, where: str, field: str | None) 
     The field is the key of the label in the JSON of every sample, whose negative labels leave
     samples out; without one, labels are the numbers in .cls, or have the key "label".
 
-    Raises:
-        InputError: in the cases of `find_members`; there is no image; a sample has no image, two,
-            or no label; tars are nested twice.
-        OSError: the file cannot be read.
+    It is an InputError if there is no image, a sample has no image, two, or no label, or tars are
+    nested twice, and in the cases of `find_members`.
     """
     members = find_members(descriptor, 0, num_bytes, where)
     samples = _samples(descriptor, members, where, field)
     return _class_folders(descriptor, members, where) if samples is None else samples
-
-
-# --- samples ---------------------------------------------------------------------------------
 
 
 def _samples(descriptor: int, members: Members, where: str, field: str | None) -> TarImages | None:
@@ -158,9 +153,6 @@ def _no_label(name: str, kind: str, field: str | None) -> InputError:
         f"{name}: has no label, expected a whole number in 0 … {MOST_CLASSES - 1}{where} in at "
         f"most {_MOST_LABEL_BYTES[kind]} bytes; correct or remove the sample"
     )
-
-
-# --- class folders ---------------------------------------------------------------------------
 
 
 def _class_folders(descriptor: int, members: Members, where: str) -> TarImages:

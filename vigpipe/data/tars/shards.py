@@ -30,16 +30,12 @@ _COMPRESSED = (
 
 @dataclass(frozen=True)
 class Shards:
-    """The tar files of a split, and what a list says of their samples, if there is one.
-
-    The lengths are numbers of samples in each file; the field is the key of the label in the JSON
-    of every sample.
-    """
+    """The tar files of a split, and what a list says of their samples, if there is one."""
 
     paths: tuple[Path, ...]
-    lengths: tuple[int, ...] | None = None
+    lengths: tuple[int, ...] | None = None  # the number of samples in each file
     num_samples: int | None = None
-    field: str | None = None
+    field: str | None = None  # the key of the label in the JSON of every sample
 
 
 def seem_there(root: Path) -> bool:
@@ -76,9 +72,6 @@ def find_shards(root: Path) -> dict[str, Shards]:
             if isinstance(splits, dict) and _lists_files(splits):
                 return {split: _listed(root, root / name, splits, split) for split in _SPLITS}
     return {split: _named(root, split) for split in _SPLITS}
-
-
-# --- by a list -------------------------------------------------------------------------------
 
 
 def _lists_files(splits: dict[str, Any]) -> bool:
@@ -124,9 +117,6 @@ def _is_tar_below(name: object) -> bool:
         return False
     parts = PurePosixPath(name).parts
     return name.endswith(".tar") and not name.startswith("/") and ".." not in parts
-
-
-# --- by their names --------------------------------------------------------------------------
 
 
 def _named(root: Path, split: str) -> Shards:
