@@ -100,10 +100,7 @@ class TimmAugment:
     def __call__(
         self, images: Iterable[Picture], seeds: Sequence[int]
     ) -> tuple[list[Picture], tuple[Erasure, ...]]:
-        """Augment b images of whatever size, with b seeds from `transforms.image_seed`.
-
-        The results have H × W pixels; the boxes are to be erased once they are normalised.
-        """
+        """Augment b images of any size to H × W pixels; boxes are to be erased once normalised."""
         out: list[Picture] = []
         erasures: list[Erasure] = []
         with _borrowed_generators():

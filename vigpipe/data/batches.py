@@ -37,8 +37,7 @@ class Share:
     def among(self, num_pipelines: int, pipeline_index: int = 0) -> "Share":
         """Return a pipeline's share of an evaluation, whose batches so many pipelines share.
 
-        If these are all replicas, a batch has B samples; else as many as fit into micro-batches of
-        the training's size.
+        If these are all replicas, a batch has B samples; else as many as fit into micro-batches.
         """
         if num_pipelines == self.num_replicas:
             return replace(self, replica_index=pipeline_index)
@@ -105,16 +104,12 @@ class Visits(NamedTuple):
     copies: np.ndarray | None = None  # (b,), visits of that image before in the step; None for none
 
     def at(self, positions: np.ndarray | slice) -> "Visits":
-        """Return the visits at some positions, (m,) int64."""
         copies = None if self.copies is None else self.copies[positions]
         return Visits(self.indices[positions], self.epoch, copies)
 
 
 class TrainingOrder:
-    """Which images each training step visits; an epoch visits every image once, in a new order.
-
-    With `times` above 1, a step visits fewer images, each so many times (`repeated`).
-    """
+    """The images that each step visits: all of an epoch in a new order, or fewer, `repeated`."""
 
     def __init__(self, num_samples: int, batch_size: int, seed: int, times: int = 1) -> None:
         self._num_samples, self._batch_size = num_samples, batch_size
@@ -123,7 +118,6 @@ class TrainingOrder:
         self._visits = Visits(np.empty(0, dtype=np.int64))  # of the epoch that was asked for last
 
     def __call__(self, step: int) -> Visits:
-        """Return what a step of the run, counted from 0, visits."""
         num_before, step_of_epoch = divmod(step, self._steps_per_epoch)
         epoch = num_before + 1
         if epoch != self._visits.epoch:

@@ -39,10 +39,7 @@ class _Plan(NamedTuple):
 
 
 class _PlanQueue:
-    """Plans of coming items, made when they are first asked for; items may be added at any time.
-
-    If `are_read`, whoever reads a plan's images takes it, too, perhaps long before.
-    """
+    """Plans of coming items, each made when its batch is asked for, or if `are_read` its images."""
 
     def __init__(self, plan: Callable[[int], _Plan], *, are_read: bool) -> None:
         self.items: deque[int] = deque()  # those whose batches have not been made
@@ -227,7 +224,6 @@ class ImageFeed:
 
 
 def _plan(share: Share, step: int, visits: Visits) -> _Plan:
-    """Plan a share of a step that visits these images."""
     num_samples = len(visits.indices)
     positions = share.positions(num_samples)
     return _Plan(step, share, num_samples, visits.at(positions[positions >= 0].numpy()))

@@ -110,7 +110,6 @@ class ImageJob:
             )
 
     def share(self, layout: Layout, replica_index: int) -> Share:
-        """Return one replica's share of a batch, and how it is cut into micro-batches."""
         return Share(
             self.batch_size(layout), layout.num_microbatches, layout.num_replicas, replica_index
         )
@@ -303,7 +302,6 @@ def _augment(config: TrainConfig) -> bool | Augmentation:
 
 
 def _check_shards(config: TrainConfig, num_shards: int, model: StagedModel) -> None:
-    """Raise InputError if a model's images cannot be shared by so many ranks."""
     what = f"--shards {num_shards}"
     if not isinstance(model, VisionGnn):
         raise InputError(

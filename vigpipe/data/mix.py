@@ -28,10 +28,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Mix:
-    """Mixup, CutMix and label smoothing for the micro-batches of a run.
-
-    Mixup: Zhang et al. 2018 (arXiv:1710.09412). CutMix: Yun et al. 2019 (arXiv:1905.04899).
-    """
+    """Mixup (arXiv:1710.09412), CutMix (arXiv:1905.04899) and label smoothing of micro-batches."""
 
     mixup: float  # alpha of its Beta distribution; 0 turns it off
     cutmix: float  # likewise
@@ -69,10 +66,7 @@ class Mix:
             images.mul_(mixture.share).add_(other)
 
     def labels(self, labels: Tensor, mixture: Mixture, dtype: torch.dtype) -> Tensor:
-        """Turn labels, (b,) int64 without padding, into probabilities, (b, num_classes).
-
-        They are those of one micro-batch, smoothed and mixed.
-        """
+        """Smooth and mix a micro-batch's labels, (b,) int64 without padding: (b, num_classes)."""
         smoothed = F.one_hot(labels, self.num_classes).to(dtype)
         smoothed = smoothed * (1 - self.smoothing) + self.smoothing / self.num_classes
         return smoothed * mixture.share + smoothed.flip(0) * (1 - mixture.share)

@@ -8,10 +8,9 @@ Opened = TypeVar("Opened")
 
 
 class PerProcess(Generic[Opened]):
-    """Opens something when it is first asked for, and keeps it in this process.
+    """Opens something when it is first asked for, by one of several threads, and keeps it.
 
-    A pickle holds only `open_`, which is a function of a module, or a partial of one. Threads may
-    ask at the same time; it is opened once.
+    A pickle holds only `open_`, which is a function of a module, or a partial of one.
     """
 
     def __init__(self, open_: Callable[[], Opened]) -> None:

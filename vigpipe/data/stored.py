@@ -18,10 +18,7 @@ class Load(Protocol):
     """
 
     def __call__(self, index: int) -> Picture:
-        """Return the image at an index, of whatever size.
-
-        One that cannot be read is an InputError, which begins with `name_of(index)`.
-        """
+        """Return an image of whatever size; an InputError begins with `name_of(index)`."""
         ...
 
     def name_of(self, index: int) -> str:
@@ -37,7 +34,6 @@ class StoredImages:
     load: Load
 
     def take(self, indices: np.ndarray) -> "StoredImages":
-        """Return the images at some indices, (m,) int64, in that order."""
         return StoredImages(self.labels[indices], _Taken(self.load, indices))
 
     def __len__(self) -> int:

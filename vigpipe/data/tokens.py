@@ -57,10 +57,7 @@ class SplitTokens:
 
 
 class SplitNodes:
-    """The nodes of all ranks' grid; see `vigpipe.model.tokens.SharedNodes`.
-
-    With a reduction of r, candidates are averages of r x r nodes.
-    """
+    """The nodes of all ranks' grid; candidates are averages of r x r of them (`reduction`)."""
 
     def __init__(self, shards: Shards, grid: Grid, reduction: int) -> None:
         self._shards, self._grid, self._reduction = shards, grid, reduction
@@ -166,9 +163,9 @@ class SplitNodes:
         return torch.cat(found, 1)
 
     def _pieces(self, num_images: int) -> list[list[slice]]:
-        """Cut every rank's nodes into the same number of pieces; a list for each piece.
+        """Cut every rank's nodes into the same number of pieces, some perhaps empty.
 
-        All ranks take part in the exchange of each piece, so one with fewer nodes has empty pieces.
+        All ranks take part in the exchange of each piece, for which there is a list.
         """
         most = max(owned.stop - owned.start for owned in self._owned)
         num_distances = self._shards.size * num_images * most * self._num_candidates

@@ -20,10 +20,7 @@ CROP_TRIES = 10
 
 
 def image_seed(seed: int, epoch: int, index: int, copy: int = 0) -> int:
-    """Hash the arguments to the seed, of 64 bits, of one visit of an image in one epoch.
-
-    Seeds of neighbouring indices or epochs are unrelated.
-    """
+    """Hash the arguments to 64 bits; seeds of neighbouring indices or epochs are unrelated."""
     return hash_64(f"{seed} {epoch} {index}" + (f" {copy}" if copy else ""))
 
 
@@ -62,8 +59,7 @@ def random_crop(
 ) -> Image.Image:
     """Crop a random box, resize it (bicubic, antialiased) to (H, W), and perhaps mirror it.
 
-    Random resized crop: Szegedy et al. 2015 (arXiv:1409.4842), as timm draws it. With `flip`, every
-    second image is mirrored at random; the generator is seeded by `image_seed`.
+    Random resized crop: Szegedy et al. 2015 (arXiv:1409.4842), as timm draws it.
     """
     top, left, height, width = random_box(*size_of(picture), crop_scale(size), generator)
     image = to_pil(picture).crop((left, top, left + width, top + height))

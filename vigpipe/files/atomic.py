@@ -47,7 +47,7 @@ def write_atomically(path: Path, text: str) -> None:
 def save_figure(figure: "Figure", path: Path, made_by: str, **options: Any) -> None:  # noqa: ANN401
     """Save a picture as .png, .pdf or .svg, replacing the file atomically.
 
-    The file names the command that made it, so that this command may replace it (`files.outputs`).
+    It names the command that made it, so that this command may replace it (`files.outputs`).
     """
     suffix = path.suffix.lower()
     metadata = {"Software" if suffix == ".png" else "Creator": made_by}

@@ -38,11 +38,8 @@ def read_npz(
 
     Returns the required ones, and those optional ones that are there, by name, in the machine's
     byte order. Those in `mapped` are mapped into memory, if they are numbers as memory has them,
-    row by row and not compressed; they may not be aligned.
-
-    Raises:
-        InputError: the file cannot be read, is damaged, lacks an array, holds Python objects or
-            records in one of these arrays, or unpacks to more than MOST_UNPACKED bytes.
+    row by row and not compressed; they may not be aligned. Anything else in them, damage, and more
+    than MOST_UNPACKED bytes once unpacked are an InputError.
     """
     with opened_archive(path) as archive:
         members = members_of(archive, path)

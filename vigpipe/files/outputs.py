@@ -27,16 +27,11 @@ _KINDS = {
 def check_new_file(
     path: Path, option: str, suffixes: Sequence[str], *, mark: str = "", overwrite: bool | None
 ) -> None:
-    """Check that a command may write a file; call this before the work that the file is for.
+    """Check that a command may write a file, and make its folder; call this before the work for it.
 
-    The file's folder is made if there is none. Anything that is in the way is an InputError.
-
-    Args:
-        path: the file to write.
-        option: the option that names the file, with a space behind it, for messages; may be empty.
-        suffixes: endings that the file's name may have.
-        mark: text that every file of this command has; without a mark no file counts as its own.
-        overwrite: whether --overwrite was given; None if the command does not have that option.
+    Anything that is in the way is an InputError. The option, with a space behind it, is that which
+    names the file, for messages. Every file of this command has the mark; without one no file
+    counts as its own. `overwrite` is None if the command does not have --overwrite.
     """
     if path.suffix.lower() not in suffixes:
         raise InputError(
@@ -61,20 +56,14 @@ def check_new_file(
 
 
 def check_new_names(folder: Path, names: Sequence[str], advice: str) -> None:
-    """Raise InputError, which ends with the advice, if a folder has a name that is to be written.
-
-    The folder may be absent; one that cannot be searched is an OSError.
-    """
+    """Refuse a folder, if there is one, with a name that a command is about to write there."""
     for name in names:
         if _mode(folder / name) is not None:
             raise InputError(f"--out {folder}: holds {name} already; {advice}")
 
 
 def check_replaceable(folder: Path, names: Sequence[str]) -> None:
-    """Raise InputError if a name that a run goes on to write is a folder, link, pipe or device.
-
-    A folder that cannot be searched is an OSError.
-    """
+    """Refuse a folder in which what a run is to write again is a folder, link, pipe or device."""
     for name in names:
         mode = _mode(folder / name)
         if mode is not None:

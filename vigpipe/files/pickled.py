@@ -17,10 +17,9 @@ _HARMLESS = ("collections.OrderedDict", "torch._utils._rebuild_tensor_v2", "argp
 
 
 def imported_by(path: Path) -> str | None:
-    """Name the first function or class that a file would import when it is unpickled.
+    """Name what a file would import first when it is unpickled, such as posix.system, if anything.
 
-    The file is a pickle of any protocol, several behind one another, or torch's zip file of one.
-    The name is such as posix.system; None if there is none, or this is no pickle.
+    It is a pickle of any protocol, several behind one another, torch's zip file of one, or none.
     """
     content = _content(path)
     with warnings.catch_warnings():

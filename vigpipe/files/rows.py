@@ -14,10 +14,7 @@ def as_line(row: Mapping[str, Any]) -> bytes:
 
 
 class RowsFile:
-    """A file of rows that grows; it is made if it is not there.
-
-    Rows that a full disk refuses, with an OSError, are kept, and written with later ones.
-    """
+    """A file of rows that grows; those that a full disk refuses are kept, and written later."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._unwritten = path, b""

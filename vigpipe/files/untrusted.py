@@ -50,10 +50,7 @@ def read_text(path: Path, most: int = MOST_BYTES) -> str:
 
 
 def read_json(path: Path, most: int = MOST_BYTES) -> Any:  # noqa: ANN401
-    """Parse a regular file of at most `most` bytes as JSON; anything else is an InputError.
-
-    NaN and duplicate keys are refused, too.
-    """
+    """Parse a regular file of at most `most` bytes as JSON, without NaN or duplicate keys."""
     text = read_text(path, most)
     try:
         return json.loads(text, object_pairs_hook=no_duplicates, parse_constant=_no_constant)

@@ -55,10 +55,7 @@ class Feed(Protocol):
         ...
 
     def restore(self, progress: Mapping[str, object]) -> None:
-        """Read the same data as an earlier run, whose feed has returned this progress, or more.
-
-        Malformed progress is a ValueError.
-        """
+        """Read the same data as an earlier run with this progress, or more; or raise ValueError."""
         ...
 
     def close(self) -> None:
@@ -124,9 +121,9 @@ class JobFeed(Protocol):
         ...
 
     def share_models(self, models: Sequence[StagedModel], shards: Shards) -> None:
-        """Let a rank's models take a part of each batch, where they do not learn it from the batch.
+        """Let a rank's models take a part of each batch, which at least two ranks share.
 
-        At least two ranks share the batches.
+        Do nothing if they learn it from the batch.
         """
         ...
 

@@ -28,10 +28,7 @@ def trained_on(unit: str) -> str:
 
 
 def samples_in(row: Mapping[str, Any]) -> int | None:
-    """Return what the loss of a step was the mean of; None for a row that does not say so.
-
-    A graph's row says it as `training_nodes`, any other by its time and `images_per_second`.
-    """
+    """Return of how many samples a row's loss is the mean; None for a row that does not say so."""
     names = "images_per_second", "step_seconds"
     values = [row["training_nodes"]] if "training_nodes" in row else [row.get(n) for n in names]
     numbers = [v for v in values if isinstance(v, int | float) and math.isfinite(v)]

@@ -72,10 +72,7 @@ class JobScores(Protocol):
     def rates(
         self, layout: Layout, item: int, num_samples: int, seconds: float
     ) -> dict[str, float]:
-        """Return what the row of a step says of its samples; see `num_rows`.
-
-        That of a partial batch also says how full it is (`vigpipe.job.rows.partial_batch`).
-        """
+        """Return what the row of a step says of its samples, and, if partial, of its batch."""
         ...
 
 

@@ -32,10 +32,7 @@ class ArrayImages:
 
 
 def check_sides(shape: tuple[int, ...], name: str) -> None:
-    """Refuse a shape (n, h, w) or (n, h, w, C) without images, or of sides that cannot be resized.
-
-    Resizing would take more than reasonable memory.
-    """
+    """Refuse a shape (n, h, w) or (n, h, w, C) of no images, or of some too large to be resized."""
     num_images, height, width = shape[:3]
     if num_images < 1:
         raise InputError(f"{name}: has no images, expected at least one; it may be the wrong file")
@@ -64,10 +61,7 @@ def map_pixels(path: Path, offset: int, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def unpack_pixels(stream: IO[bytes], shape: tuple[int, ...]) -> np.ndarray:
-    """Read pixels, uint8 in C order, from a stream that decompresses.
-
-    The stream has to end there: if it ends earlier, that is an EOFError, and if later a ValueError.
-    """
+    """Read pixels, uint8 in C order, from a stream that must end there: EOFError or ValueError."""
     pixels = np.empty(shape, np.uint8)
     if missing := fill(pixels.data.cast("B"), stream):
         raise EOFError(f"{missing} of {pixels.nbytes} bytes of pixels are missing")

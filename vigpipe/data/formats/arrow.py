@@ -61,7 +61,6 @@ def read(root: Path) -> Stored:
 
 
 def _splits(root: Path) -> tuple[str, str]:
-    """Find the names of the train and the test split."""
     if not os.path.isfile(root / _SPLITS):
         raise InputError(
             f"{root}: is a single split, expected a DatasetDict of train and test; cut it with "
@@ -81,7 +80,6 @@ def _splits(root: Path) -> tuple[str, str]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """List the files of a split, in order."""
     state = read_json(folder / _STATE)
     entries: Any = state.get("_data_files") if isinstance(state, dict) else None
     entries = entries if isinstance(entries, list) else []

@@ -16,10 +16,7 @@ from vigpipe.files.names import escaped, is_plain
 
 
 def read(root: Path) -> Stored:
-    """Find the image files; the classes are those of the train images.
-
-    What `split_folders` and `list_classes` refuse, and an unknown test class, is an InputError.
-    """
+    """Find the image files; the classes are those of the train images."""
     train_folder, test_folder = split_folders(root)
     train, test = list_classes(train_folder), list_classes(test_folder)
     unknown = [name for name in test if name not in train]
@@ -136,10 +133,7 @@ def _above(folder: Path) -> set[tuple[int, int]]:
 
 
 def images_below(folder: Path, above: Collection[tuple[int, int]] = ()) -> list[Path]:
-    """List the images in a folder and in all folders below it, sorted by name.
-
-    Each folder is entered once, and those whose identities are `above` are not.
-    """
+    """List the images in a folder and below, sorted by name; each folder once, none of `above`."""
     paths: list[Path] = []
     seen = set(above)
     pending = [(folder, True)]  # Recursion would fail at a depth of 1000.

@@ -165,10 +165,7 @@ def _read_split(files: Sequence[_File]) -> StoredImages:
 def _decompress(
     path: Path, group: int, column: str, num_rows: int, num_bytes: int
 ) -> "pa.ChunkedArray":
-    """Read the encoded images of a row group.
-
-    Equal images are kept once, as a dictionary: a small file may name one large value in every row.
-    """
+    """Read the images of a row group; equal ones once, as a small file may repeat a large one."""
     name = f"{column}.{BYTES}"
     with _opened(path, dictionary=[name]) as file:
         table = file.read_row_group(group, [name], use_threads=False)

@@ -1,6 +1,6 @@
 """Tar files: WebDataset's shards, whose samples have labels, or tars of images in class folders.
 
-Images are read at their positions in the tars; nothing is extracted. `data/tars` finds them.
+Nothing is extracted: `data/tars` finds the images, which are read at their positions.
 """
 
 import os
@@ -42,9 +42,7 @@ def read(root: Path) -> Stored:
     """Find the images of all tars; the classes are those of the train images.
 
     Samples keep the order of the tars. Images in class folders are in the order that they would
-    have as files: by class and name. An InputError comes from `find_shards` or `index_images`, or
-    says that a label or a test class is unknown, that a list counts other samples than there are,
-    or that the tars are of several kinds.
+    have as files: by class and name.
     """
     shards = find_shards(root)
     train, test = _index(shards["train"]), _index(shards["test"])
@@ -91,7 +89,6 @@ def _each(*splits: _Tars) -> Iterator[tuple[Path, TarImages]]:
 
 
 def _load(tars: _Tars) -> LoadFromTars:
-    """Return what reads the images of a split, tar by tar."""
     return LoadFromTars(
         OpenTars(tars.paths, tars.stamps),
         np.repeat(np.arange(len(tars.images), dtype=np.int32), [len(i) for i in tars.images]),

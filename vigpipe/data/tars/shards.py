@@ -79,7 +79,6 @@ def _lists_files(splits: dict[str, Any]) -> bool:
 
 
 def _listed(root: Path, path: Path, splits: dict[str, Any], split: str) -> Shards:
-    """Take the tar files of a split from a list of splits."""
     words = _SPLITS[split]
     word = next((word for word in words if word in splits), None)
     entry = splits.get(word) if word else None
