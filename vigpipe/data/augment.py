@@ -47,10 +47,9 @@ class Augmentation:
 
 
 class TimmAugment:
-    """Applies an Augmentation to the images of one source.
+    """Applies an Augmentation to the images of one source, which then have the size (H, W).
 
-    The results have the size (H, W). The mean of the pixels, which lie in 0 ... 1, fills areas that
-    a moved image leaves empty. An auto_augment that timm does not know is an InputError.
+    The mean of the pixels, which lie in 0 ... 1, fills areas that a moved image leaves empty.
     """
 
     def __init__(

@@ -36,9 +36,8 @@ class Normalise:
 
     The pixel value `white` becomes 1.0; then the mean is subtracted, and the result divided by the
     standard deviation. A pixel has 256 values, so a table says what each becomes. The CPU computes
-    it, and every device gets the same bits.
-
-    `send` copies a tensor of the host to the device; it is None if they are the same.
+    it, and every device gets the same bits. `send` copies a tensor of the host to the device; it is
+    None if they are the same.
     """
 
     def __init__(

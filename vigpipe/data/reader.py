@@ -3,12 +3,10 @@
 An image depends only on what is requested (`Split.decode`), so both ways give the same bits.
 
 With workers, torch's DataLoader deals the requests out to them in turn, and returns their answers
-in order. The images themselves do not pass through its queues: a request names a slot of shared
-memory, the worker decodes into it, and the slot is free again once this process has used it.
-
-The loader comes to no end. When nothing is left to read ahead, it deals out requests for nothing.
-So one loader reads one sequence of batches after the other, and a sequence that is given up is no
-special case.
+in order. The images do not pass through its queues: a request names a slot of shared memory, the
+worker decodes into it, and the slot is free again once this process has used it. The loader comes
+to no end: when nothing is left to read ahead, it deals out requests for nothing. So one loader
+reads one sequence of batches after the other, and one that is given up is no special case.
 """
 
 import os
@@ -88,11 +86,8 @@ class Reader:
 
         Their images are in shared memory, and only until the next are asked for. With workers, a
         request may be None, for nothing at the moment: there must be another one by the time that
-        the images of all those before have been used, and more are asked for.
-
-        Raises:
-            InputError: an image cannot be read, as in `Split.decode`.
-            WorkerError: a worker has ended, or takes too long.
+        the images of all those before have been used, and more are asked for. An image that cannot
+        be read is an InputError; a worker that has ended, or takes too long, is a WorkerError.
         """
         if self._num_workers == 0:
             return (_decode(self._splits, r) for r in requests if r is not None)

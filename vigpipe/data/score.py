@@ -17,8 +17,7 @@ from vigpipe.parallel.batch import NO_LABEL, ReplicaBatch
 class ImageScore(Score):
     """The score of a model on the images of a split; the loss is the mean cross-entropy.
 
-    `top1` and `top5` are the fractions of images whose class is the most likely one, or among the
-    five most likely.
+    `top1` and `top5` are the fractions of images whose class is the likeliest, or one of five.
     """
 
     main_name: ClassVar[str] = "top1"

@@ -11,10 +11,9 @@ from vigpipe.errors import InputError
 
 
 class Load(Protocol):
-    """Reads the images of a split one by one.
+    """Reads the images of a split one by one; threads call it at the same time.
 
-    It is pickled for worker processes, so it opens files only when it is called, and keeps what it
-    has opened out of its pickle. Threads call it at the same time.
+    It is pickled for worker processes: what it opens, when it is called, is not in its pickle.
     """
 
     def __call__(self, index: int) -> Picture:

@@ -9,10 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts by index, which lie behind one another in UTF-8.
-
-    Names of files may have other bytes, which are kept as Python does in paths.
-    """
+    """Texts by index behind one another in UTF-8; other bytes are kept as Python does in paths."""
 
     content: bytes
     ends: np.ndarray  # (n,) int64

@@ -129,11 +129,10 @@ class SplitNodes:
         return F.avg_pool2d(images, r, r, ceil_mode=True).flatten(2).transpose(1, 2).contiguous()
 
     def _nearest_by_channels(self, x: Tensor, num: int, bias: Tensor | None) -> Tensor:
-        """Index the nearest candidates of the rank's nodes, from sums over all ranks' channels.
+        """Index the candidates nearest to the rank's nodes: (B, n_k, C) -> (B, n_k, num) int64.
 
-        At a time, partial distances from some nodes of every rank go to that rank, so that nobody
-        has N x M numbers at once. The bias, (1, n_k, M), is added to squared distances:
-        (B, n_k, C) -> (B, n_k, num) int64.
+        Distances, to which the bias, (1, n_k, M), is added, are sums over all ranks' channels. At a
+        time, those from some nodes of every rank go to that rank, so that nobody has N x M of them.
         """
         shards = self._shards
         columns = self._to_columns(x if x.dtype == torch.float64 else x.float())

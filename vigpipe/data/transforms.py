@@ -1,9 +1,8 @@
 """Bring an image to the model's size: centred for evaluation, cropped at random for training.
 
-The random choices of each image come from its own generator, seeded by seed, epoch, index and copy.
-The transforms of timm and torchvision draw from the process-wide generators of random and torch
-instead, so that an image would depend on what was read before it (`augment.py` seeds those where
-timm's augmentation is wanted). The arithmetic is theirs; the tests compare pixel by pixel.
+The random choices of each image come from its own generator, seeded by seed, epoch, index and copy:
+those of timm and torchvision draw from the process-wide ones, so that an image would depend on what
+was read before it (`augment.py`). The arithmetic is theirs; the tests compare pixel by pixel.
 """
 
 import hashlib

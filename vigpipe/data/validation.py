@@ -14,9 +14,8 @@ def hold_out(images: StoredImages, fraction: float, seed: int) -> tuple[StoredIm
 
     A class of n images gives the whole number nearest to fraction × n, halves rounded up, but at
     most n − 1: one image of it stays in training. Which images these are depends only on the seed
-    and on the labels in their order, and a larger fraction draws the same images and more. Those
-    that are left and those held out keep their order. If every class is too small to give an image,
-    that is an InputError.
+    and on the labels in their order, and a larger fraction draws the same images and more. Both
+    parts keep their order. If every class is too small to give one, that is an InputError.
     """
     # The bit generator itself gives the same numbers in every version of numpy; what numpy makes of
     # them, such as a permutation, may change, and a resumed run must hold out the same images.

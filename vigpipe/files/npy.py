@@ -235,8 +235,7 @@ def _as_array(content: np.ndarray, shape: tuple[int, ...], dtype: np.dtype[Any])
 def read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
     """Read the header of a .npy file from its first MOST_HEADER_BYTES, or all of it.
 
-    Returns the shape, whether columns come first, the type, and where the numbers begin. A file
-    that does not begin with a header is a ValueError.
+    Returns the shape, whether columns come first, the type, and where the numbers begin.
     """
     readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     stream = BytesIO(head)

@@ -1,9 +1,8 @@
 """Where a command may write: nothing that is there already is replaced unless it is our own.
 
-One rule holds for every command. A file is written where there is none, over a regular file that
-the same command wrote before, which carries the command's mark, or over any regular file if the
-user said --overwrite. A folder must have none of the names that the command writes into it.
-Folders, links, pipes and devices are never replaced.
+A file is written where there is none, over a regular file that the same command wrote before, which
+carries the command's mark, or over any regular file if the user said --overwrite. A folder must
+have none of the names that the command writes into it. Nothing but regular files is ever replaced.
 """
 
 import stat

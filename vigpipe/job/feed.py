@@ -36,8 +36,8 @@ class Feed(Protocol):
     ) -> Iterator[ReplicaBatch]:
         """Yield the share of one of `num_pipelines` pipelines in the samples of some splits.
 
-        The splits are scored together, see `JobScores.passes`. At most the first `most` samples are
-        taken; a job that scores samples together, as those of a graph, takes all of them.
+        They are scored together (`JobScores.passes`). At most the first `most` samples are taken; a
+        job that scores samples together, as those of a graph, takes all of them.
         """
         ...
 

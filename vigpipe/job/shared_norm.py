@@ -15,8 +15,7 @@ NORMS = "norms"  # what is sent
 def shared_batch_norm(norm: BatchNorm, x: Tensor, shards: Shards) -> Tensor:
     """Normalise a rank's rows, (n_k, C), with the statistics of those of all ranks; record these.
 
-    Each rank sends 24 bytes a channel to each other one forwards, and the sums of two gradients
-    backwards. The norm must be in training mode.
+    It sends 24 bytes a channel to each other one forwards, and the sums of two gradients backwards.
     """
     stats = _stats(x.detach(), shards)
     count, mean, deviation = stats  # the count stays on the device: nobody waits for it

@@ -2,8 +2,7 @@
 
 Each format has a file with two functions: `holds(path)` looks only at names, and tells whether a
 path holds a data set of this format; `read(path)` finds its images, labels and class names without
-decoding any image. What is wrong with a data set is an InputError of one sentence. `arrays.py`,
-`tables.py` and `labels.py` have what several formats share.
+decoding any image. What is wrong with a data set is an InputError of one sentence.
 """
 
 import os

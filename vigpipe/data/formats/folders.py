@@ -73,8 +73,7 @@ def list_classes(folder: Path) -> dict[str, list[Path]]:
     once. A folder that contains the class folder is not listed, even if a link leads back to it,
     because it contains other classes. Hidden files and names without an image's extension are left
     out. A folder is a folder even if it is called `x.png`. A broken link to an image is listed, so
-    that reading it reports the error. If there are no class folders, or one holds no image, cannot
-    be listed or has a name that is not text on one line, that is an InputError.
+    that reading it reports the error.
     """
     entries = _entries(folder)
     for entry in entries:

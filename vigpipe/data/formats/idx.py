@@ -1,7 +1,6 @@
 """A folder with the four files of MNIST, in its idx format, plain or compressed with gzip.
 
-MNIST's own page gave the format: http://yann.lecun.com/exdb/mnist. Fashion-MNIST and KMNIST have
-files of the same names.
+MNIST's own page gave the format: http://yann.lecun.com/exdb/mnist. Others use its names, too.
 """
 
 import gzip
@@ -49,8 +48,7 @@ def read(root: Path) -> Stored:
     """Read the headers and the labels; compressed pixels are unpacked, which finds their damage.
 
     The images are grey. They are not mirrored in training, because most data sets of this format
-    are characters. Without a list of names beside the files, the classes are called by their
-    numbers. A file that is missing or damaged, or does not fit the other, is an InputError.
+    are characters. Without a list of names the classes are called by their numbers.
     """
     train, test = (_read_split(root, stem) for stem in _STEMS)
     class_names = check_labels(train.labels, test.labels, listed_names(root), str(root))

@@ -56,8 +56,7 @@ def read(path: Path) -> Stored:
 
     Grey images are not mirrored in training, because they may be characters, and because in scans
     of organs left and right may be two classes. Without an array `class_names` the classes are
-    called by their numbers. Other arrays, such as MedMNIST's `val_images`, are left alone. Arrays
-    that are missing, damaged, of another kind or do not fit together are an InputError.
+    called by their numbers. Other arrays, such as MedMNIST's `val_images`, are left alone.
     """
     with opened_archive(path) as archive:
         members = members_of(archive, path)

@@ -1,7 +1,6 @@
 """Tables of Apache Arrow with a column of encoded images and one of labels, as Hugging Face's.
 
-`arrow.py` and `parquet.py` open the files; here is what their tables have in common. Tables of
-others than Hugging Face's library `datasets` will do, if they look the same.
+Tables of others than its library `datasets` will do, if they look the same.
 """
 
 import json

@@ -38,14 +38,10 @@ _COMPRESSED = {
 
 @dataclass(frozen=True)
 class Members:
-    """The plain files in a tar, without hidden ones, in the order of the tar.
+    """The plain files in a tar, without hidden ones, in the order of the tar."""
 
-    Their paths have no "./" before them, and each is there once. Offsets are positions in the file
-    on disk, in which every member lies wholly.
-    """
-
-    names: Texts
-    offsets: np.ndarray  # (n,) int64
+    names: Texts  # paths without "./" before them; each is there once
+    offsets: np.ndarray  # (n,) int64, in the file on disk, in which every member lies wholly
     sizes: np.ndarray  # (n,) int64
 
     def __len__(self) -> int:
@@ -123,10 +119,7 @@ def _files(descriptor: int, start: int, end: int, where: str) -> Iterator[tuple[
 
 
 def _is_file(name: bytes, type_: bytes, size: int | None, most: int, where: str) -> bool:
-    """Whether a member is a plain file, and not a folder; refuse what is neither, or not whole.
-
-    The tar has `most` bytes behind the member's header.
-    """
+    """Whether a member of at most so many bytes is a plain file and not a folder; refuse others."""
     if size is None:
         raise InputError(
             f"{where}: {_shown(name)}: its size is no octal number; make the tar again"

@@ -33,12 +33,9 @@ _LONGEST_INNER = 255  # bytes of an inner tar's path, which the name of each of 
 
 
 @dataclass(frozen=True)
-class TarImages:
-    """The images in a tar file."""
+class TarImages(Members):
+    """The images in a tar file, with names such as "inner.tar: path" for one in an inner tar."""
 
-    names: Texts  # the path of each in the tar; "inner.tar: path" for one in an inner tar
-    offsets: np.ndarray  # (n,) int64, in the file on disk
-    sizes: np.ndarray  # (n,) int64
     labels: np.ndarray  # (n,) int64: the label of a sample, or an index into `folders`
     # "inner/folder" of every class folder: the name of an inner tar without .tar, and a folder in
     # it; the first is empty for images in no inner tar, the second for those in no folder. There
@@ -47,18 +44,12 @@ class TarImages:
     # Those that were left out for having no label among them; 0 if the tar holds class folders.
     num_samples: int = 0
 
-    def __len__(self) -> int:
-        return len(self.names)
-
 
 def find_images(descriptor: int, num_bytes: int, where: str, field: str | None) -> TarImages:
     """Find the images in an open tar file of `num_bytes`, and their labels or class folders.
 
     The field is the key of the label in the JSON of every sample, whose negative labels leave
     samples out; without one, labels are the numbers in .cls, or have the key "label".
-
-    It is an InputError if there is no image, a sample has no image, two, or no label, or tars are
-    nested twice, and in the cases of `find_members`.
     """
     members = find_members(descriptor, 0, num_bytes, where)
     samples = _samples(descriptor, members, where, field)
@@ -162,12 +153,12 @@ def _class_folders(descriptor: int, members: Members, where: str) -> TarImages:
 
     def listed() -> Iterator[str]:
         for tar, before, inside in _with_inner_tars(descriptor, members, where):
-            for index, name in enumerate(inside.names):
+            for name, offset, size in zip(inside.names, inside.offsets, inside.sizes, strict=True):
                 if _is_image(name):
                     folder = f"{tar}/{name.rpartition('/')[0]}"
                     labels.append(label_of_folder.setdefault(folder, len(label_of_folder)))
-                    offsets.append(int(inside.offsets[index]))
-                    sizes.append(int(inside.sizes[index]))
+                    offsets.append(int(offset))
+                    sizes.append(int(size))
                     yield before + name
 
     names = pack(listed())

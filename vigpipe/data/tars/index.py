@@ -40,10 +40,7 @@ def read_stamp(descriptor: int) -> Stamp:
 
 
 def index_images(path: Path, field: str | None) -> tuple[TarImages, Stamp]:
-    """Find the images in a tar file, or read from the cache where they are, and return its stamp.
-
-    If the file cannot be read, changes meanwhile, or `find_images` refuses it: InputError.
-    """
+    """Find the images in a tar file, or read from the cache where they are; also its stamp."""
     try:
         with opened(path) as file:
             descriptor = file.fileno()

@@ -43,10 +43,7 @@ class LoadFromTars:
 
 
 class OpenTars:
-    """Tar files, of which those used last stay open; any thread may read from them.
-
-    The stamps are those of the files when their images were found.
-    """
+    """Tar files, known by their stamps: those used last stay open, and any thread may read them."""
 
     def __init__(self, paths: Sequence[Path], stamps: Sequence[Stamp]) -> None:
         self.paths, self._stamps = tuple(paths), tuple(stamps)
@@ -58,8 +55,7 @@ class OpenTars:
     def read(self, tar: int, offset: int, size: int, name: str) -> bytes:
         """Read bytes of the file of an index; messages begin with the name.
 
-        If the file is not the one in which the images were found, or cannot be read, that is an
-        InputError; too many open files are an OSError.
+        A file that is not as it was is an InputError; too many open files are an OSError.
         """
         try:
             descriptor = self._descriptor(self.paths[tar])  # It stays open while this refers to it.

@@ -54,11 +54,7 @@ def seem_there(root: Path) -> bool:
 
 
 def find_shards(root: Path) -> dict[str, Shards]:
-    """Find the tar files of the train and of the test images.
-
-    If a split has none, or only compressed ones, if a name fits both splits, or if a list is not as
-    timm writes it, that is an InputError.
-    """
+    """Find the tar files of the train and of the test images."""
     if os.path.isfile(root):
         _check_seekable(root)
         raise InputError(
