@@ -37,7 +37,7 @@ class Share:
     def among(self, num_pipelines: int, pipeline_index: int = 0) -> "Share":
         """Return a pipeline's share of an evaluation, whose batches so many pipelines share.
 
-        If these are all replicas, a batch has B samples; else as many as fit into micro-batches.
+        If these are all replicas, a batch has B samples; else as many as full micro-batches hold.
         """
         if num_pipelines == self.num_replicas:
             return replace(self, replica_index=pipeline_index)

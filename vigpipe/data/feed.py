@@ -39,7 +39,11 @@ class _Plan(NamedTuple):
 
 
 class _PlanQueue:
-    """Plans of coming items, each made when its batch is asked for, or if `are_read` its images."""
+    """Plans of coming items, made when they are first asked for; items may be added at any time.
+
+    Every plan is taken twice: by whoever makes the batch, and, if `are_read`, perhaps long before
+    by whoever reads its images.
+    """
 
     def __init__(self, plan: Callable[[int], _Plan], *, are_read: bool) -> None:
         self.items: deque[int] = deque()  # those whose batches have not been made

@@ -121,9 +121,9 @@ class JobFeed(Protocol):
         ...
 
     def share_models(self, models: Sequence[StagedModel], shards: Shards) -> None:
-        """Let a rank's models take a part of each batch, which at least two ranks share.
+        """Let a rank's models take a part of each batch, where they do not learn it from the batch.
 
-        Do nothing if they learn it from the batch.
+        At least two ranks share the batches.
         """
         ...
 

@@ -61,7 +61,10 @@ def map_pixels(path: Path, offset: int, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def unpack_pixels(stream: IO[bytes], shape: tuple[int, ...]) -> np.ndarray:
-    """Read pixels, uint8 in C order, from a stream that must end there: EOFError or ValueError."""
+    """Read pixels, uint8 in C order, from a stream that decompresses.
+
+    The stream has to end there: if it ends earlier, that is an EOFError, and if later a ValueError.
+    """
     pixels = np.empty(shape, np.uint8)
     if missing := fill(pixels.data.cast("B"), stream):
         raise EOFError(f"{missing} of {pixels.nbytes} bytes of pixels are missing")

@@ -1,6 +1,6 @@
 """A folder with the four files of MNIST, in its idx format, plain or compressed with gzip.
 
-MNIST's own page gave the format: http://yann.lecun.com/exdb/mnist. Others use its names, too.
+MNIST's own page gave the format: http://yann.lecun.com/exdb/mnist. Fashion-MNIST and KMNIST use it.
 """
 
 import gzip
