@@ -10,64 +10,47 @@ from torch.utils.flop_counter import register_flop_formula
 
 from vigpipe.ops import registered  # noqa: F401  defines the operators
 
+Shape = Sequence[int]
 
-def _knn_flops(x: Sequence[int], y: Sequence[int] | None, *_: object, **__: object) -> int:
+
+@register_flop_formula(torch.ops.vigpipe.knn)
+def _knn(x: Shape, y: Shape | None, *_: object, **__: object) -> int:
     num_images, num_nodes, num_channels = x
     return 2 * num_images * num_nodes * (num_nodes if y is None else y[1]) * num_channels
 
 
-def _grouped_flops(x: Sequence[int], weight: Sequence[int], *_: object, **__: object) -> int:
+@register_flop_formula(torch.ops.vigpipe.grouped)
+def _grouped(x: Shape, weight: Shape, *_: object, **__: object) -> int:
     return 2 * x[0] * weight[0] * weight[1]
 
 
-def _grouped_backward_flops(
-    grad: object, x: Sequence[int], weight: Sequence[int], *_: object, **__: object
-) -> int:
-    return 2 * _grouped_flops(x, weight)
+@register_flop_formula(torch.ops.vigpipe.grouped_backward)
+def _grouped_backward(grad: Shape, x: Shape, weight: Shape, *_: object, **__: object) -> int:
+    return 4 * x[0] * weight[0] * weight[1]
 
 
-def _hidden_flops(
-    x: Sequence[int], first: Sequence[int], bias: object, second: Sequence[int], **_: object
-) -> int:
+@register_flop_formula(torch.ops.vigpipe.hidden)
+def _hidden(x: Shape, first: Shape, bias: Shape, second: Shape, **_: object) -> int:
     return 2 * x[0] * first[1] * (first[0] + second[0])
 
 
-def _hidden_backward_flops(
-    grad: object,
-    x: Sequence[int],
-    first: Sequence[int],
-    bias: object,
-    second: Sequence[int],
-    **_: object,
+# Both backwards compute the hidden layer again.
+@register_flop_formula(torch.ops.vigpipe.hidden_backward)
+def _hidden_backward(
+    grad: Shape, x: Shape, first: Shape, bias: Shape, second: Shape, **_: object
 ) -> int:
-    # The backward computes the hidden layer again.
     return 2 * x[0] * first[1] * (3 * first[0] + 2 * second[0])
 
 
-def _folded_flops(
-    x: Sequence[int], total: Sequence[int] | None, weight: Sequence[int], *_: object, **__: object
+@register_flop_formula(torch.ops.vigpipe.folded)
+def _folded(x: Shape, total: Shape | None, weight: Shape, *_: object, **__: object) -> int:
+    features = 3 if total is None else 7
+    return 2 * x[0] * x[1] * weight[0] * (features + 3)
+
+
+@register_flop_formula(torch.ops.vigpipe.folded_backward)
+def _folded_backward(
+    grad: Shape, x: Shape, total: Shape | None, weight: Shape, *_: object, **__: object
 ) -> int:
     features = 3 if total is None else 7
-    return _hidden_flops((x[0] * x[1], features), (features, weight[0]), None, (3, weight[0]))
-
-
-def _folded_backward_flops(
-    grad: object,
-    x: Sequence[int],
-    total: Sequence[int] | None,
-    weight: Sequence[int],
-    *_: object,
-    **__: object,
-) -> int:
-    features = 3 if total is None else 7
-    rows = (x[0] * x[1], features)
-    return _hidden_backward_flops(None, rows, (features, weight[0]), None, (3, weight[0]))
-
-
-register_flop_formula(torch.ops.vigpipe.knn)(_knn_flops)
-register_flop_formula(torch.ops.vigpipe.grouped)(_grouped_flops)
-register_flop_formula(torch.ops.vigpipe.grouped_backward)(_grouped_backward_flops)
-register_flop_formula(torch.ops.vigpipe.hidden)(_hidden_flops)
-register_flop_formula(torch.ops.vigpipe.hidden_backward)(_hidden_backward_flops)
-register_flop_formula(torch.ops.vigpipe.folded)(_folded_flops)
-register_flop_formula(torch.ops.vigpipe.folded_backward)(_folded_backward_flops)
+    return 2 * x[0] * x[1] * weight[0] * (3 * features + 2 * 3)
