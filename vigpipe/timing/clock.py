@@ -53,11 +53,9 @@ class HostClock:
         """Nothing to do."""
 
     def seconds(self, stamp: float) -> float:
-        """Return the stamp, which is in seconds already."""
         return stamp
 
     def between(self, first: float, last: float) -> float:
-        """Return the seconds from one mark to another."""
         return last - first
 
 
@@ -74,17 +72,15 @@ class CudaClock:
         self._used = 0
 
     def begin(self) -> None:
-        """Record the first event of a step; the events of earlier steps are used again."""
         self._used = 0
         self._first_seconds = time.perf_counter()
         self._first = self.stamp()
 
     def finish(self) -> None:
-        """Wait until the GPU has reached the last event."""
         torch.cuda.synchronize()
 
     def stamp(self) -> torch.cuda.Event:
-        """Record an event that the next step uses again."""
+        # The events of earlier steps are used again.
         if self._used == len(self._events):
             self._events.append(torch.cuda.Event(enable_timing=True))
         event = self._events[self._used]
@@ -93,17 +89,14 @@ class CudaClock:
         return event
 
     def mark(self) -> torch.cuda.Event:
-        """Record an event that is not used again."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def seconds(self, stamp: torch.cuda.Event) -> float:
-        """Return the time of an event on this host's `time.perf_counter`."""
         return self._first_seconds + self._first.elapsed_time(stamp) / 1e3
 
     def between(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
-        """Return the seconds from one event to another."""
         return first.elapsed_time(last) / 1e3
 
 
@@ -119,7 +112,6 @@ class Lap(NamedTuple):
     ended: Any
 
     def seconds(self) -> float:
-        """Return the duration of the step."""
         return self.clock.between(self.began, self.ended)
 
     def busy_seconds(self) -> float:
@@ -136,7 +128,6 @@ class Stopwatch:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a step."""
         self._began, self._marks = self._clock.mark(), []
 
     def lap(self) -> Lap:

@@ -4,11 +4,14 @@ An epoch of 1,280 images in batches of 1,000 has a full batch and a partial one 
 over both would be that of neither.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from vigpipe.timing.recorder import PHASES, Phase, Row
+
+K = TypeVar("K")
 
 STEPS: dict[Phase, tuple[str, str]] = {  # one, several
     "train": ("training step", "training steps"),
@@ -37,23 +40,23 @@ def full_batches(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row.is_full or row.phase not in phases]
 
 
+def step_by_step(rows: Iterable[Row], key: Callable[[Row], K]) -> dict[K, list[float]]:
+    """Return the seconds of rows with the same key: for every step, those of the slowest rank."""
+    most: dict[K, dict[int, float]] = defaultdict(dict)
+    for row in rows:
+        steps = most[key(row)]
+        steps[row.step] = max(row.seconds, steps.get(row.step, 0.0))
+    return {key: [steps[step] for step in sorted(steps)] for key, steps in most.items()}
+
+
 def partial_batches(rows: Iterable[Row]) -> list[PartialBatch]:
     """Return the steps with partial batches, training first, and the largest batches of each."""
-    phases: set[Phase] = set()
-    slowest: dict[tuple[Phase, int, int], dict[int, float]] = {}
-    for row in rows:
-        if row.name != "step":
-            continue
-        if row.is_full:
-            phases.add(row.phase)
-            continue
-        steps = slowest.setdefault((row.phase, row.samples, row.full_batch), {})
-        steps[row.step] = max(row.seconds, steps.get(row.step, 0.0))
+    steps = [row for row in rows if row.name == "step"]
+    phases = {row.phase for row in steps if row.is_full}
+    partial = (row for row in steps if not row.is_full)
+    slowest = step_by_step(partial, lambda row: (row.phase, row.samples, row.full_batch))
     ordered = sorted(slowest.items(), key=lambda item: (PHASES.index(item[0][0]), -item[0][1]))
-    return [
-        PartialBatch(*key, [steps[step] for step in sorted(steps)], key[0] not in phases)
-        for key, steps in ordered
-    ]
+    return [PartialBatch(*key, seconds, key[0] not in phases) for key, seconds in ordered]
 
 
 def _in_milliseconds(seconds: Sequence[float]) -> str:

@@ -33,31 +33,19 @@ NUM_CLOSE_STEPS = 3  # the last steps of a phase, whose regions are kept one by 
 class Row:
     """The total time of one name in one step of one rank: a row of timing.csv.
 
-    Attributes:
-        phase: training, or evaluation, where each test batch counts as a step.
-        step: number of the step, or of the test batch.
-        rank: position in the world.
-        replica: index of the rank's replica.
-        stage: index of the stage in the plan; -1 where the row is not about a single stage.
-        name: `step`, `between steps`, a kind of span, or a region of the model.
-        direction: forward, backward, recompute (a forward that is repeated in the backward), or
-            empty where the name has no direction.
-        count: number of times that it occurred in the step.
-        seconds: total of these times.
-        samples: what the step's batch was made of, over all replicas: images, or sub-graphs.
-        full_batch: how many of these a full batch is made of; 0 as `samples` if it is not known,
-            as in older files.
+    A batch is made of samples, images or sub-graphs, which are counted over all replicas; both
+    counts are 0 if they are not known, as in older files.
     """
 
     phase: Phase
-    step: int
+    step: int  # or the test batch, each of which counts as a step
     rank: int
     replica: int
-    stage: int
-    name: str
-    direction: str
-    count: int
-    seconds: float
+    stage: int  # -1 where the row is not about a single stage
+    name: str  # `step`, `between steps`, a kind of span, or a region of the model
+    direction: str  # forward, backward, recompute (a forward in the backward), or empty
+    count: int  # how often the name occurred in the step
+    seconds: float  # in total
     samples: int = 0
     full_batch: int = 0
 
@@ -105,12 +93,6 @@ class Recorder:
     `enter`, `leave`, `resume` and `region` do nothing outside a step that is recorded. The first
     num_warmup steps of each phase are left out. Then num_steps with full batches are recorded, and
     those with partial batches that come in between, at most as many.
-
-    Attributes:
-        rows: rows that have been added since `take_rows` was last called.
-        steps: recorded steps by phase.
-        num_stamps: stamps of the last training step, with a full batch if there was one; the cost
-            of timing is in proportion to it.
     """
 
     def __init__(
@@ -120,8 +102,10 @@ class Recorder:
         self.num_warmup, self.num_steps = num_warmup, num_steps
         self._num_seen: Counter[Phase] = Counter()
         self._num_recorded: Counter[tuple[Phase, bool]] = Counter()  # by whether batches are full
-        self.rows: list[Row] = []
+        self.rows: list[Row] = []  # those since `take_rows` was last called
         self.steps: dict[Phase, list[RecordedStep]] = {"train": [], "test": []}
+        # Stamps of the last training step, with a full batch if there was one; the cost of timing
+        # is in proportion to them.
         self.num_stamps = 0
         self._phase: Phase | None = None
         self._step = 0
@@ -130,7 +114,7 @@ class Recorder:
         self._spans: list[tuple[SpanKind, int, int, Any, Any]] = []
         self._open: tuple[SpanKind | None, int, int, Any] = (None, -1, -1, None)
         self._path: list[str] = []
-        self._events: list[tuple[str, str, int, int, Any, Any]] = []
+        self._events: list[tuple[_Pass, str, Any, Any]] = []  # direction, start and end of a pass
         self._begun: dict[_Pass, Any] = {}  # passes whose backward has begun
         # The last result, weakly, and the passes that it is the result of.
         self._watched: tuple[Any, list[_Pass]] = (None, [])
@@ -172,7 +156,10 @@ class Recorder:
             Span(self.rank, kind, at(start), at(end), stage, microbatch)
             for kind, stage, microbatch, start, end in self._spans
         ]
-        events = [Event(*event[:4], at(event[4]), at(event[5])) for event in self._events]
+        events = [
+            Event(path, direction, stage, microbatch, at(start), at(end))
+            for (path, stage, microbatch), direction, start, end in self._events
+        ]
         self._spans, self._events, self._begun = [], [], {}
         steps, is_full = self.steps[phase], self._samples >= self._full_batch
         steps.append(RecordedStep(phase, step, spans, events, is_full))
@@ -264,6 +251,7 @@ class Recorder:
             return function(*inputs)
         kind, stage, microbatch, _ = self._open
         path = f"{self._path[-1]}/{name}" if self._path else name
+        this = (path, stage, microbatch)
         is_repeated = kind == "backward"
         aliases = inputs if is_repeated else tuple(map(_alias, inputs))
         start = self.clock.stamp()
@@ -273,9 +261,9 @@ class Recorder:
         finally:  # a recomputation ends with an exception once it has all that the backward needs
             self._path.pop()
             direction = "recompute" if is_repeated else "forward"
-            self._events.append((path, direction, stage, microbatch, start, self.clock.stamp()))
+            self._events.append((this, direction, start, self.clock.stamp()))
         if not is_repeated:
-            self._watch_backward((path, stage, microbatch), aliases, result)
+            self._watch_backward(this, aliases, result)
         return result
 
     def _watch_backward(self, forward: _Pass, aliases: tuple[Any, ...], result: Any) -> None:  # noqa: ANN401
@@ -304,13 +292,12 @@ class Recorder:
     def _end_backward(self, forward: _Pass, gradient: Tensor) -> None:
         start = self._begun.pop(forward, None)
         if start is not None:
-            path, stage, microbatch = forward
-            self._events.append((path, "backward", stage, microbatch, start, self.clock.stamp()))
+            self._events.append((forward, "backward", start, self.clock.stamp()))
 
     def _close_backward(self, now: Any) -> None:  # noqa: ANN401
         """End the regions whose inputs carry no gradient together with the stage's backward."""
-        for (path, stage, microbatch), start in self._begun.items():
-            self._events.append((path, "backward", stage, microbatch, start, now))
+        for forward, start in self._begun.items():
+            self._events.append((forward, "backward", start, now))
         self._begun.clear()
 
 

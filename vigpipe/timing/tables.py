@@ -2,7 +2,6 @@
 
 import csv
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -12,7 +11,7 @@ from tabulate import tabulate
 
 from vigpipe.files.atomic import replacing
 from vigpipe.spans import COMPUTE, KINDS
-from vigpipe.timing.partial import full_batches
+from vigpipe.timing.partial import full_batches, step_by_step
 from vigpipe.timing.recorder import PHASES, Phase, Row
 
 Key = tuple[int, str, str]  # stage, name, direction
@@ -65,12 +64,8 @@ def slowest(rows: Iterable[Row], phase: Phase) -> dict[Key, list[float]]:
 
     Steps with partial batches are left out, unless the phase has no others.
     """
-    most: dict[Key, dict[int, float]] = defaultdict(dict)
-    for row in full_batches(rows):
-        if row.phase == phase:
-            steps = most[row.stage, row.name, row.direction]
-            steps[row.step] = max(row.seconds, steps.get(row.step, 0.0))
-    return {key: [steps[step] for step in sorted(steps)] for key, steps in most.items()}
+    of_phase = (row for row in full_batches(rows) if row.phase == phase)
+    return step_by_step(of_phase, lambda row: (row.stage, row.name, row.direction))
 
 
 def step_statistics(rows: Iterable[Row], phase: Phase) -> Statistics | None:
@@ -108,9 +103,10 @@ def study_table(rows: Sequence[Row], fmt: str = "simple") -> str:
     for phase in PHASES:
         seconds = slowest(rows, phase)
         blocks = [
-            values
+            value
             for (_, name, direction), values in seconds.items()
             if re.fullmatch(r"block \d+", name) and direction == "forward"
+            for value in values
         ]
         named = {
             "mini-batch": seconds.get((-1, "step", "")),
@@ -118,7 +114,7 @@ def study_table(rows: Sequence[Row], fmt: str = "simple") -> str:
                 f"stage {stage}, computing": _added(seconds, stage)
                 for stage in sorted({stage for stage, name, _ in seconds if name == "forward"})
             },
-            "one block, forward": [value for values in blocks for value in values],
+            "one block, forward": blocks,
             "readout, forward": next(
                 (v for (_, n, d), v in seconds.items() if (n, d) == ("readout", "forward")), None
             ),
@@ -162,15 +158,8 @@ def _table(keys: Sequence[Key], seconds: Mapping[Key, list[float]]) -> str:
     for stage, name, direction in keys:
         s = statistics(seconds[stage, name, direction])
         numbers = (s.mean, s.std, s.min, s.max, s.median, s.p95)
-        lines.append(
-            (
-                "" if stage < 0 else str(stage),
-                name,
-                direction,
-                *(f"{1e3 * x:.3f}" for x in numbers),
-                str(s.count),
-            )
-        )
+        key = ("" if stage < 0 else str(stage), name, direction)
+        lines.append((*key, *(f"{1e3 * x:.3f}" for x in numbers), str(s.count)))
     headers = ["stage", "", "", "mean", "std", "min", "max", "median", "p95", "steps"]
     align = ("right", "left", "left", *["right"] * 7)
     return tabulate(

@@ -18,11 +18,9 @@ _HATCH_COLOUR = "#6b6b6b"
 
 
 def draw_timeline(timelines: Mapping[str, Sequence[Span]], paths: Sequence[Path]) -> None:
-    """Draw several steps one below the other, on a common scale of time.
+    """Draw several steps, by the titles of their panels, on a common scale of time.
 
-    Args:
-        timelines: spans of each step, by the title of its panel.
-        paths: files to write or replace; the suffix gives the format: .png, .svg or .pdf.
+    The suffix of a path gives the format: .png, .svg or .pdf.
     """
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -33,7 +33,7 @@ def write_trace(
         ]
         for step in rank_steps:
             for span in step.spans:
-                name = _label(span.kind, span.microbatch)
+                name = span.kind if span.microbatch < 0 else f"{span.kind} {span.microbatch}"
                 times = _times(span.start - begin, span.end - begin)
                 args = {"step": step.step, "phase": step.phase, "stage": span.stage}
                 events.append(
@@ -51,10 +51,6 @@ def write_trace(
         "otherData": {"clock_error_microseconds": 1e6 * clock_error_seconds},
     }
     path.write_text(json.dumps(trace) + "\n", encoding="utf-8")
-
-
-def _label(kind: str, microbatch: int) -> str:
-    return kind if microbatch < 0 else f"{kind} {microbatch}"
 
 
 def _times(start: float, end: float) -> dict[str, float]:
