@@ -1,6 +1,5 @@
 """Linear, BatchNorm, graph convolution and GELU in one, against one after the other."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -106,7 +105,7 @@ def test_statistics_survive_a_large_mean():
 def test_evaluation_takes_given_statistics():
     x, weight, bias, scale, shift, second = case(False)
     mean, variance = torch.randn(16, dtype=torch.float64), torch.rand(16, dtype=torch.float64)
-    norm = replace(Norm(weight, bias, scale, shift, 0.0), eps=1e-3)
+    norm = Norm(weight, bias, scale, shift, 1e-3)
     found = folded.evaluated(x, norm, None, second, mean, variance)
     z = F.batch_norm(
         F.linear(x, weight, bias).flatten(0, 1), mean, variance, scale, shift, eps=1e-3

@@ -100,9 +100,7 @@ def aggregate(
             edge's weight; nobody else gets anything from such an index. The plain version only
             refuses indices that leave the whole batch (RuntimeError); others read another image.
     """
-    candidates = x if y is None else y
-    assert candidates is not None
-    if fused and is_fused(candidates, "aggregate", graph.shape[2]):
+    if fused and is_fused(plain.candidates_of(x, y), "aggregate", graph.shape[2]):
         has_backward = torch.is_grad_enabled() and any(
             t is not None and t.requires_grad for t in (x, y, weights)
         )

@@ -14,17 +14,11 @@ Weighting = Literal["ones", "mean", "gcn"]
 
 
 class Factors(NamedTuple):
-    """What a sum over edges multiplies by; None stands for ones.
+    """What a sum over edges multiplies by; None stands for ones."""
 
-    Attributes:
-        of_edges: (e,), or (e, H) with a factor for each of H heads.
-        of_sources: (n,), of the nodes that edges come from.
-        of_targets: (m,), of the nodes that edges end in.
-    """
-
-    of_edges: Tensor | None = None
-    of_sources: Tensor | None = None
-    of_targets: Tensor | None = None
+    of_edges: Tensor | None = None  # (e,), or (e, H) with a factor for each of H heads
+    of_sources: Tensor | None = None  # (n,)
+    of_targets: Tensor | None = None  # (m,)
 
 
 class Ends(NamedTuple):
@@ -169,14 +163,12 @@ class Adjacency:
             return Factors(of_edges=self.weights(weighting, dtype, transposed))
         key = (weighting, dtype)
         if key not in self._factors:
+            of_nodes = self._factors_of_nodes(weighting)
             self._factors[key] = Factors(
-                None,
-                *(None if t is None else t.to(dtype) for t in self._factors_of_nodes(weighting)),
+                None, *(None if t is None else t.to(dtype) for t in of_nodes)
             )
-        _, of_sources, of_targets = self._factors[key]
-        return Factors(
-            None, *((of_targets, of_sources) if transposed else (of_sources, of_targets))
-        )
+        factors = self._factors[key]
+        return Factors(None, factors.of_targets, factors.of_sources) if transposed else factors
 
     def _factors_of_nodes(self, weighting: Weighting) -> tuple[Tensor | None, Tensor | None]:
         """Return what a source and a target multiply by, in float64."""
@@ -233,7 +225,6 @@ class Rows(Adjacency):
         self.has_edge_factors = whole.has_edge_factors
 
     def with_loops(self) -> "Rows":
-        """Return these rows of the graph with a self-loop at every node."""
         return self.whole.with_loops().rows(self.start, self.end)
 
     def _weights_in_float64(self, weighting: Weighting) -> Tensor:
@@ -244,26 +235,20 @@ class Rows(Adjacency):
         return of_sources, None if of_targets is None else of_targets[self.start : self.end]
 
     def rows(self, start: int, end: int) -> "Rows":
-        """Return some of these rows, counted from the first of these."""
         return self.whole.rows(self.start + start, self.start + end)
 
     def own(self, x: Tensor) -> Tensor:
-        """Return the rows of x, (n, ...), that belong to the targets: (m, ...)."""
         return x[self.start : self.end]
 
     def to(self, device: torch.device | str) -> "Adjacency":
-        """Return the rows on a device."""
         return self.whole.to(device).rows(self.start, self.end)
 
 
 class Excerpt(Adjacency):
     """Edges from a larger graph, with the weights that they have there.
 
-    Args:
-        indptr: as in an `Adjacency`.
-        indices: as in an `Adjacency`.
-        degrees: (n,) int64, the edges that end in each of the sources in the larger graph.
-        loop_degrees: (n,) int64, the same with a self-loop at every node.
+    The edges that end in each of the sources in the larger graph are `degrees`, (n,) int64; with a
+    self-loop at every node they are `loop_degrees`.
     """
 
     def __init__(
@@ -282,7 +267,6 @@ class Excerpt(Adjacency):
         return self.degrees
 
     def to(self, device: torch.device | str) -> "Excerpt":
-        """Return the edges on a device; these themselves if they are there."""
         if self.indptr.device == torch.device(device):
             return self
         tensors = self.indptr, self.indices, self.degrees, self.loop_degrees
@@ -324,7 +308,6 @@ class Sampled(Excerpt):
         return self.edge_factors * super()._weights_in_float64(weighting)
 
     def to(self, device: torch.device | str) -> "Sampled":
-        """Return the edges on a device; these themselves if they are there."""
         if self.indptr.device == torch.device(device):
             return self
         tensors = self.indptr, self.indices, self.edge_factors, self.degrees, self.loop_degrees
@@ -352,15 +335,12 @@ class Layered:
                 )
 
     def of_layer(self, index: int) -> Adjacency:
-        """Return the edges of a layer, the first of which has index 0."""
         return self.layers[index]
 
     def suits(self, num_nodes: int, layer: int, num_layers: int) -> bool:
-        """Tell whether these are edges of so many nodes, or of the first of them."""
         if num_layers != len(self.layers):
             return False
         return self.layers[layer].num_sources <= num_nodes <= self.num_sources
 
     def to(self, device: torch.device | str) -> "Layered":
-        """Return the edges on a device."""
         return Layered([layer.to(device) for layer in self.layers])

@@ -27,7 +27,6 @@ class DoubleSum:
         self._factors: list[tuple[Tensor, Tensor]] = []
 
     def begin(self) -> None:
-        """Begin a sum."""
         self.is_empty = True
         self._factors.clear()
 
@@ -47,9 +46,7 @@ class DoubleSum:
     def add_product(self, left: Tensor, right: Tensor) -> None:
         """Add left^T right, rounded to float32, at the end.
 
-        Args:
-            left: (4, rows) float64.
-            right: (4, columns) float64; the number of columns is a multiple of 8.
+        They are (4, rows) and (4, columns) float64; the number of columns is a multiple of 8.
         """
         self._factors.append((left, right))
 
@@ -77,12 +74,10 @@ class PairSum:
         self.high, self.low = high, low
 
     def begin(self) -> None:
-        """Begin a sum."""
         self.high.zero_()
         self.low.zero_()
 
     def add(self, term: Tensor) -> None:
-        """Add a tensor."""
         total = self.high + term
         shift = total - self.high
         self.low += (self.high - (total - shift)) + (term - shift)

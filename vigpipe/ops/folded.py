@@ -7,8 +7,7 @@ to compute the statistics that BatchNorm would measure on hundreds of channels, 
 only on the weights, m and S; gradients flow through m and S too. All this is in float64.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +17,7 @@ from torch.autograd.function import once_differentiable
 from vigpipe import ops
 
 
-@dataclass(frozen=True)
-class Norm:
+class Norm(NamedTuple):
     """A Linear from C to H channels, and the BatchNorm after it with its scale and shift."""
 
     weight: Tensor  # (H, C)
@@ -29,19 +27,14 @@ class Norm:
     eps: float
 
 
-@dataclass(frozen=True)
-class Convolution:
-    """rel * (sum of the neighbours) + bias + root * x, on a grid of nodes.
-
-    The sum of the 8 neighbours of every node before the Linear is `total`; the grid has a height
-    and a width in nodes.
-    """
+class Convolution(NamedTuple):
+    """rel * (sum of the neighbours) + bias + root * x, on a grid of nodes."""
 
     rel: Tensor  # (H, H)
     bias: Tensor  # (H,)
     root: Tensor  # (H, H)
-    total: Tensor  # (B, N, C)
-    grid: tuple[int, int]
+    total: Tensor  # (B, N, C), the sum of the 8 neighbours of every node before the Linear
+    grid: tuple[int, int]  # height and width in nodes
 
 
 def trained(
@@ -49,30 +42,18 @@ def trained(
 ) -> tuple[Tensor, Tensor]:
     """Compute gelu(conv(norm(x))) second^T with x's own statistics, without the hidden layer.
 
-    Args:
-        x: nodes, (B, N, C).
-        norm: the first layer, and what its norm has learned.
-        conv: a graph convolution between the norm and GELU; None for none.
-        second: weights of the output layer, (O, H).
-        fused: use the fused operator where there is one.
-
-    Returns:
-        (B, N, O), and without gradients what the norm counts: number of nodes, mean and sum of
-        squared deviations of each hidden channel, (3, H) float64.
+    Nodes, (B, N, C), and weights of the output layer, (O, H), give (B, N, O). The second result is
+    what the norm counts, without gradients: number of nodes, mean and sum of squared deviations of
+    each hidden channel, (3, H) float64.
     """
     tensors = (norm.weight, norm.scale, second, *(() if conv is None else (conv.rel,)))
     fits = x.shape[2] == 3 and second.shape[0] == 3 and second.shape[1] % 16 == 0
     is_same = x.dtype in (torch.float32, torch.float64) and all(t.dtype == x.dtype for t in tensors)
     if fused and fits and is_same and x.numel() and ops.is_fused(x, "hidden"):
-        rel, bias, root, total, grid = (
-            (None, None, None, None, (0, 0))
-            if conv is None
-            else (conv.rel, conv.bias, conv.root, conv.total, conv.grid)
-        )
-        first = norm.weight, norm.bias, norm.scale, norm.shift, norm.eps
+        rel, bias, root, total, grid = conv or (None, None, None, None, (0, 0))
         from vigpipe.ops import registered  # needs the compiled library
 
-        return registered.folded(x, total, *first, rel, bias, root, second, *grid)[:2]
+        return registered.folded(x, total, *norm, rel, bias, root, second, *grid)[:2]
     mean, covariance = moments(x)
     weight = norm.weight.double()
     mean = weight @ mean + norm.bias.double()

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vigpipe.ops.native import empty_aggregate
+from vigpipe.ops.plain import candidates_of
 
 Mode = Literal["max", "mean", "max_mean", "sum"]
 
@@ -294,11 +295,7 @@ def _weights_kernel(
 def knn(
     x: Tensor, y: Tensor | None, bias: Tensor | None, k: int, dilation: int, loop: bool
 ) -> Tensor:
-    """Index the k nearest neighbours of every node, nearest first; see `vigpipe.ops.knn`.
-
-    Raises:
-        NotImplementedError: x or y is float64.
-    """
+    """Index the k nearest neighbours of every node, nearest first; see `vigpipe.ops.knn`."""
     if torch.float64 in (x.dtype, x.dtype if y is None else y.dtype):
         raise NotImplementedError("kNN graph: the kernel takes distances in float32, not float64")
     num_images, num_nodes, num_channels = x.shape
@@ -342,14 +339,8 @@ def aggregate(
     x: Tensor | None, y: Tensor | None, graph: Tensor, weights: Tensor | None,
     mode: Mode, interleave: bool, has_backward: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Reduce the features of every node's neighbours; see `vigpipe.ops.aggregate`.
-
-    Returns:
-        The outputs, (B, N, C * P): channel c of output p of P is at [..., c * P + p]; and the first
-        k with the largest y_graph[k], (B, N, C) uint8, or (0,) if no backward needs it.
-    """
-    others = x if y is None else y
-    assert others is not None, "neither nodes nor candidates"
+    """Reduce the features of every node's neighbours; see `native.aggregate`."""
+    others = candidates_of(x, y)
     out, winners = empty_aggregate(others, graph, mode, interleave, has_backward)
     grid, sizes, tile = _tiling(graph, others)
     tensors = (others, x, graph, weights, out, winners if winners.numel() else None)
@@ -367,8 +358,7 @@ def aggregate_backward(
     the bits are the same in every run. Values of x and y are read only for the gradient of the
     weights.
     """
-    others = x if y is None else y
-    assert others is not None, "neither nodes nor candidates"
+    others = candidates_of(x, y)
     constants = (graph.shape[2], mode, interleave)
     grid, sizes, tile = _tiling(graph, others)
     grad_x = grad_weights = None
@@ -400,9 +390,8 @@ def aggregate_backward(
 def _edges_by_candidate(graph: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
     """Sort each image's edges by the candidate that they come from, and keep their order otherwise.
 
-    Returns:
-        Numbers n * K + k of the sorted edges, (B, N * K) int64, and where the edges of each
-        candidate begin and end, (B, M + 1) int64.
+    The sorted edges, (B, N * K) int64, have the numbers n * K + k; those of each candidate begin
+    and end at (B, M + 1) int64.
     """
     candidates, edges = graph.flatten(1).clamp(-1, num_candidates).to(torch.int32).sort(stable=True)
     numbers = torch.arange(num_candidates + 1, dtype=torch.int32, device=graph.device)

@@ -31,17 +31,12 @@ class _Shape(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Settings:
-    """What half a block has besides parameters.
+    """What half a block has besides parameters."""
 
-    Attributes:
-        grid: height and width in nodes.
-        eps: added to the variances by the first norm and by the second.
-        stats: for each norm, the list that the micro-batch's statistics go to, (n, 3, channels)
-            float64, and its length, a scalar int64, which is raised by one.
-    """
-
-    grid: tuple[int, int]
-    eps: tuple[float, float]
+    grid: tuple[int, int]  # height and width in nodes
+    eps: tuple[float, float]  # of the first norm and of the second
+    # For each norm, the list that the micro-batch's statistics go to, (n, 3, channels) float64, and
+    # its length, a scalar int64, which is raised by one.
     stats: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -73,16 +68,11 @@ def half_block(
     parameters: Sequence[Tensor | None],
     settings: Settings,
 ) -> Tensor:
-    """Compute x + norm(gelu(conv(norm(W x + b))) second^T + c), (B, N, 3).
+    """Compute x + norm(gelu(conv(norm(W x + b))) second^T + c) for nodes (B, N, 3).
 
-    Args:
-        x: nodes, (B, N, 3).
-        sample_scale: (B,) factors that samples are multiplied by before the residual is added; None
-            for 1.
-        parameters: weight (H, 3) and bias of the first Linear, weight and bias of its norm; rel
-            (H, H), bias and root (H, H) of the convolution, None without one; second (3, H) and its
-            bias c, weight and bias of its norm.
-        settings: all else.
+    The sample scale is that of `vigpipe.ops.norm`. The parameters are weight (H, 3) and bias of the
+    first Linear, weight and bias of its norm; rel (H, H), bias and root (H, H) of the convolution,
+    None without one; second (3, H) and its bias c, weight and bias of its norm.
     """
     scale = None if sample_scale is None else sample_scale.to(x).contiguous()
     sums = _sums(parameters)
@@ -138,11 +128,9 @@ class _HalfBlock(torch.autograd.Function):
         if ctx.held is not None:
             _add_to_sums(ctx.held, given, d_x, ctx.shape)
             return d_x, None, None, None
-        others = [parameters[i] for i in _OTHERS]
+        others, matrices = ([parameters[i] for i in places] for places in (_OTHERS, _MATRICES))
         values = x.new_empty(sum(p.numel() for p in others if p is not None))
-        d_matrices = [
-            None if (p := parameters[i]) is None else torch.empty_like(p) for i in _MATRICES
-        ]
+        d_matrices = [None if p is None else torch.empty_like(p) for p in matrices]
         results = (d_x, values, None, None, *d_matrices, None, ctypes.byref(ctx.shape))
         call("half_block_backward", *given, *results)
         return d_x, None, None, None, *_gradients(others, values, d_matrices)
@@ -171,9 +159,8 @@ def _add_to_sums(held: _Held, given: tuple[Any, ...], d_x: Tensor, shape: _Shape
 def _sums(parameters: Sequence[Tensor | None]) -> list[DoubleSum | None] | None:
     """Return the sums that are offered for parameters; None if one parameter has none."""
     sums = [None if p is None else sum_of(p) for p in parameters]
-    if any(s is None and p is not None for s, p in zip(sums, parameters, strict=True)):
-        return None
-    return sums
+    is_offered = all(p is None or s is not None for s, p in zip(sums, parameters, strict=True))
+    return sums if is_offered else None
 
 
 def _gradients(

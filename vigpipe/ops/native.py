@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vigpipe.ops.call import call, dtype_name, num_threads, sizes
+from vigpipe.ops.plain import candidates_of
 
 _MODE_BITS = {"max": 1, "mean": 2, "max_mean": 3, "sum": 4}
 _WITH_SELF = 8
@@ -31,10 +32,9 @@ def _wide(x: Tensor | None, like: Tensor) -> Any:  # noqa: ANN401
 
 
 def _kept(inner: torch.dtype, outer: torch.dtype) -> tuple[str, torch.dtype, torch.dtype]:
-    """Choose how the C++ code reads features of type `inner` and writes others of type `outer`.
+    """Return a C++ function's suffix, and the types that it takes in place of `inner` and `outer`.
 
-    Returns:
-        The suffix of the C++ function, and the two types that it takes in their place.
+    It reads features of the one and writes features of the other.
     """
     if inner == torch.bfloat16 and outer in (torch.bfloat16, torch.float32):
         name = "bfloat16" if outer == torch.bfloat16 else "bfloat16_float32"
@@ -89,24 +89,18 @@ def aggregate(
 ) -> tuple[Tensor, Tensor]:
     """Reduce the features of every node's neighbours; see `vigpipe.ops.aggregate`.
 
-    Returns:
-        The outputs, (B, N, C * outputs), and the rank of the neighbour that attains the maximum,
-        (B, N, C) uint8 or int32; (0,) if there is no maximum or no backward.
-
-    Raises:
-        IndexError: the graph has an index that no candidate has.
+    The second result is the rank of the neighbour that attains the maximum, (B, N, C) uint8 or
+    int32; (0,) if there is no maximum or no backward.
     """
-    candidates = x if y is None else y
-    assert candidates is not None
+    candidates = candidates_of(x, y)
     name, kept, _ = _kept(candidates.dtype, candidates.dtype)
     others = _as(candidates, kept)
     out, winners = empty_aggregate(others, graph, mode, interleave, has_backward)
     if out.numel():
         _check(graph, candidates.shape[1])
+        shape_and_mode = _shape_and_mode(x, candidates, graph, mode, interleave)
         inputs = (_as(x, kept), others, graph.contiguous(), _wide(weights, candidates))
         chosen = winners if winners.numel() else None
-        is_relative = x is not None and mode != "sum"
-        shape_and_mode = _shape_and_mode(candidates, graph, mode, interleave, is_relative)
         call(f"aggregate_{name}_{_rank_type(graph)}", *inputs, out, chosen, *shape_and_mode)
     return out.to(candidates.dtype), winners
 
@@ -121,14 +115,11 @@ def aggregate_backward(
     mode: str,
     interleave: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Compute the gradients of `aggregate`, whose second result is `winners`.
+    """Compute the gradients of `aggregate` for x, y and weights; its second result is `winners`.
 
-    Returns:
-        Gradients of x, y and weights, None for what is None. Without y, the gradient of x includes
-        that of the candidates.
+    Without y, the gradient of x includes that of the candidates.
     """
-    candidates = x if y is None else y
-    assert candidates is not None
+    candidates = candidates_of(x, y)
     name, kept, _ = _kept(candidates.dtype, candidates.dtype)
     others = _as(candidates, kept)
     make = torch.empty if grad.numel() else torch.zeros
@@ -139,8 +130,7 @@ def aggregate_backward(
         chosen = winners if winners.numel() else None
         inputs = (_as(grad, kept), others, graph.contiguous(), chosen, wide)
         results = (d_x, d_y, d_weights)
-        is_relative = x is not None and mode != "sum"
-        shape_and_mode = _shape_and_mode(candidates, graph, mode, interleave, is_relative)
+        shape_and_mode = _shape_and_mode(x, candidates, graph, mode, interleave)
         function = f"aggregate_backward_{name}_{_rank_type(graph)}"
         call(function, *inputs, *results, *shape_and_mode)
     d_y_narrow = d_y.to(candidates.dtype)
@@ -155,14 +145,14 @@ def _rank_type(graph: Tensor) -> str:
 
 
 def _shape_and_mode(
-    candidates: Tensor, graph: Tensor, mode: str, interleave: bool, is_relative: bool
+    x: Tensor | None, candidates: Tensor, graph: Tensor, mode: str, interleave: bool
 ) -> tuple[Any, ...]:
     """Return the last arguments of the C++ functions: sizes, outputs and number of threads."""
     (num_images, num_candidates, num_channels), (num_nodes, k) = candidates.shape, graph.shape[1:]
     return (
         *sizes(num_images, num_nodes, num_candidates, num_channels, k),
         _MODE_BITS[mode] + _WITH_SELF * interleave,
-        int(is_relative),
+        int(x is not None and mode != "sum"),  # whether x is subtracted
         num_threads(graph.numel() * num_channels // 4),
     )
 
@@ -213,10 +203,7 @@ def norm_backward(
     eps: float,
     gelu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of `norm` for x, weight and bias; the residual's is `grad` itself.
-
-    Mean and biased variance, (C,) float64, are the results of `norm`.
-    """
+    """Compute the gradients of `norm` for x, weight and bias; the residual's is `grad` itself."""
     rows, num_channels = x.numel() // x.shape[-1], x.shape[-1]
     num_images = 1 if sample_scale is None else len(x)
     name, inner, outer = _kept(x.dtype, grad.dtype)
@@ -287,7 +274,7 @@ def folded(
     height: int,
     width: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Compute what `vigpipe.ops.folded.trained` describes, for 3 channels of x and of the result.
+    """Compute what `vigpipe.ops.folded.trained` does, for 3 channels of x and of the result.
 
     For weight to root and for total see `Norm` and `Convolution` there. Without a convolution, what
     belongs to it is None, and height and width of the grid are 0.
@@ -338,11 +325,9 @@ def folded_backward(
     first: Tensor,
     first_bias: Tensor,
 ) -> tuple[Tensor | None, ...]:
-    """Compute the gradients of `folded`; moments, first and first_bias are results of it.
+    """Compute the gradients of `folded`'s tensors, of which moments and what follows are results.
 
-    Returns:
-        Gradients of x, total, weight, bias, scale, shift, rel, conv_bias, root and second, None for
-        what is None. That of the bias is 0, because the norm subtracts the mean.
+    That of the bias is 0, because the norm subtracts the mean.
     """
     x = x.contiguous()
     features = _features(x, total, height, width)

@@ -83,6 +83,13 @@ def nearest(nearness: Tensor, num: int) -> Tensor:
     return last - (key.topk(num, dim=-1).values & 0xFFFFFFFF)
 
 
+def candidates_of(x: Tensor | None, y: Tensor | None) -> Tensor:
+    """Return y; or x, the nodes, where these are the candidates themselves."""
+    candidates = x if y is None else y
+    assert candidates is not None, "neither nodes nor candidates"
+    return candidates
+
+
 def aggregate(
     x: Tensor | None,
     y: Tensor | None,
@@ -92,8 +99,7 @@ def aggregate(
     interleave: bool,
 ) -> Tensor:
     """Reduce the features of every node's neighbours; see `vigpipe.ops.aggregate`."""
-    others = x if y is None else y
-    assert others is not None
+    others = candidates_of(x, y)
     if mode == "sum":
         outputs = [_reduced(others, graph, "sum", weights)]
     else:

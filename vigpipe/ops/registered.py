@@ -4,6 +4,9 @@ This uses `torch.library.Library` instead of `custom_op`, which checks every cal
 takes longer than a small operator.
 """
 
+# What autograd hands over has no types.
+# ruff: noqa: ANN401
+
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +15,7 @@ from torch import Tensor
 from torch.library import Library, register_autograd, register_fake
 
 from vigpipe.ops import native
+from vigpipe.ops.plain import candidates_of
 
 _SCHEMAS = {
     "knn": "(Tensor x, Tensor? y, Tensor? bias, int k, int dilation, bool loop) -> Tensor",
@@ -40,7 +44,7 @@ _library = Library("vigpipe", "DEF")  # lives as long as the module
 
 
 def _on_gpu(name: str) -> Callable[..., Any]:
-    def run(*arguments: Any) -> Any:  # noqa: ANN401
+    def run(*arguments: Any) -> Any:
         from vigpipe.ops import gpu  # imports Triton, which takes half a second
 
         return getattr(gpu, name)(*arguments)
@@ -56,6 +60,10 @@ for _name in ("knn", "aggregate", "aggregate_backward"):
 
 
 # ---- shapes -------------------------------------------------------------------------------------
+
+
+def _gradients(*inputs: Tensor | None) -> tuple[Tensor | None, ...]:
+    return tuple(None if t is None else t.new_empty(t.shape) for t in inputs)
 
 
 @register_fake("vigpipe::knn")
@@ -75,22 +83,13 @@ def _(
     interleave: bool,
     has_backward: bool,
 ) -> tuple[Tensor, Tensor]:
-    candidates = x if y is None else y
-    assert candidates is not None
-    return native.empty_aggregate(candidates, graph, mode, interleave, has_backward)
+    return native.empty_aggregate(candidates_of(x, y), graph, mode, interleave, has_backward)
 
 
 @register_fake("vigpipe::aggregate_backward")
-def _(
-    grad: Tensor,
-    x: Tensor | None,
-    y: Tensor | None,
-    graph: Tensor,
-    winners: Tensor,
-    weights: Tensor | None,
-    *_: object,
-) -> tuple[Tensor | None, ...]:
-    return tuple(None if t is None else t.new_empty(t.shape) for t in (x, y, weights))
+def _(grad: Tensor, *inputs: Any) -> tuple[Tensor | None, ...]:
+    x, y, _graph, _winners, weights, *_ = inputs
+    return _gradients(x, y, weights)
 
 
 @register_fake("vigpipe::norm")
@@ -103,10 +102,8 @@ def _(
 
 
 @register_fake("vigpipe::norm_backward")
-def _(
-    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor, *rest: object
-) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape), torch.empty_like(weight), torch.empty_like(bias)
+def _(grad: Tensor, *inputs: Any) -> tuple[Tensor | None, ...]:
+    return _gradients(*inputs[:3])
 
 
 @register_fake("vigpipe::grouped")
@@ -125,8 +122,8 @@ def _(x: Tensor, first: Tensor, bias: Tensor, second: Tensor) -> Tensor:
 
 
 @register_fake("vigpipe::hidden_backward")
-def _(grad: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-    return tuple(t.new_empty(t.shape) for t in inputs)
+def _(grad: Tensor, *inputs: Tensor) -> tuple[Tensor | None, ...]:
+    return _gradients(*inputs)
 
 
 @register_fake("vigpipe::folded")
@@ -135,24 +132,22 @@ def _(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     num_hidden = weight.shape[0]
     first = x.new_empty((3 if total is None else 7, num_hidden))
-    counted, moments = (
-        x.new_empty(size, dtype=torch.float64) for size in ((3, num_hidden), (4, 3))
-    )
+    counted = x.new_empty((3, num_hidden), dtype=torch.float64)
+    moments = x.new_empty((4, 3), dtype=torch.float64)
     return x.new_empty(x.shape), counted, moments, first, x.new_empty(num_hidden)
 
 
 @register_fake("vigpipe::folded_backward")
-def _(grad: Tensor, *inputs: Any) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+def _(grad: Tensor, *inputs: Any) -> tuple[Tensor | None, ...]:
     x, total, weight, scale, shift, _, rel, root, second = inputs[:9]
-    conv_bias = None if rel is None else scale
-    like = (x, total, weight, scale, scale, shift, rel, conv_bias, root, second)
-    return tuple(None if t is None else t.new_empty(t.shape) for t in like)
+    bias, conv_bias = scale, None if rel is None else scale  # of the same shape
+    return _gradients(x, total, weight, bias, scale, shift, rel, conv_bias, root, second)
 
 
 # ---- gradients ----------------------------------------------------------------------------------
 
 
-def _save_aggregate(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
+def _save_aggregate(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, y, graph, weights, ctx.mode, ctx.interleave, _ = inputs
     ctx.mark_non_differentiable(output[1])
     # Only the sizes of x and y are needed, and with weights the values of y. Saving the tensors
@@ -160,58 +155,54 @@ def _save_aggregate(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Ten
     ctx.save_for_backward(x, y, graph, output[1], weights)
 
 
-def _aggregate_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-    d_x, d_y, d_weights = torch.ops.vigpipe.aggregate_backward(
-        grad, *ctx.saved_tensors, ctx.mode, ctx.interleave
-    )
+def _aggregate_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    arguments = (grad, *ctx.saved_tensors, ctx.mode, ctx.interleave)
+    d_x, d_y, d_weights = torch.ops.vigpipe.aggregate_backward(*arguments)
     return d_x, d_y, None, d_weights, None, None, None
 
 
-def _save_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
+def _save_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, weight, bias, residual, sample_scale, ctx.eps, ctx.gelu, before = inputs
     ctx.has_residual, ctx.has_before = residual is not None, before is not None
     ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(x, weight, bias, sample_scale, *output[1:])
 
 
-def _norm_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-    d_x, d_weight, d_bias = torch.ops.vigpipe.norm_backward(
-        grad, *ctx.saved_tensors, ctx.eps, ctx.gelu
-    )
+def _norm_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    arguments = (grad, *ctx.saved_tensors, ctx.eps, ctx.gelu)
+    d_x, d_weight, d_bias = torch.ops.vigpipe.norm_backward(*arguments)
     d_residual = grad if ctx.has_residual else None
     d_before = torch.zeros_like(d_bias) if ctx.has_before else None
     return d_x, d_weight, d_bias, d_residual, None, None, None, d_before
 
 
-def _save_grouped(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ANN401
+def _save_grouped(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, weight, ctx.groups = inputs
     ctx.save_for_backward(x, weight)
 
 
-def _grouped_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+def _grouped_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return *torch.ops.vigpipe.grouped_backward(grad, *ctx.saved_tensors, ctx.groups), None
 
 
-def _save_hidden(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:  # noqa: ANN401
+def _save_hidden(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _hidden_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:  # noqa: ANN401
+def _hidden_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
     return torch.ops.vigpipe.hidden_backward(grad, *ctx.saved_tensors)
 
 
-def _save_folded(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: ANN401
+def _save_folded(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, total, weight, _, scale, shift, ctx.eps, rel, _, root, second, *ctx.grid = inputs
     ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(x, total, weight, scale, shift, rel, root, second, *output[2:])
 
 
-def _folded_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+def _folded_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     x, total, weight, scale, shift, rel, root, second, *computed = ctx.saved_tensors
-    layer = (weight, scale, shift, ctx.eps)
-    grads = torch.ops.vigpipe.folded_backward(
-        grad, x, total, *layer, rel, root, second, *ctx.grid, *computed
-    )
+    layer = (weight, scale, shift, ctx.eps, rel, root, second, *ctx.grid)
+    grads = torch.ops.vigpipe.folded_backward(grad, x, total, *layer, *computed)
     return *grads[:6], None, *grads[6:], None, None
 
 
@@ -226,7 +217,7 @@ def _differentiable(
     register_autograd(f"vigpipe::{name}", backward, setup_context=save)
     operator = getattr(torch.ops.vigpipe, name).default
 
-    def forward(ctx: Any, *inputs: Any) -> Any:  # noqa: ANN401
+    def forward(ctx: Any, *inputs: Any) -> Any:
         output = operator(*inputs)
         save(ctx, inputs, output)
         return output
@@ -234,7 +225,7 @@ def _differentiable(
     methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     function: Any = type(name, (torch.autograd.Function,), methods)
 
-    def call(*inputs: Any) -> Any:  # noqa: ANN401
+    def call(*inputs: Any) -> Any:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return operator(*inputs)
         return function.apply(*inputs)

@@ -15,6 +15,10 @@ An adjacency has n sources, m targets and e edges. Features have C channels, or 
 channels. Each function takes `fused`: use the fused kernels (`ops.csr`) where there are any.
 """
 
+# What autograd hands to `forward` and `backward` has no types.
+# ruff: noqa: ANN401
+# pyright: reportIncompatibleMethodOverride=false
+
 from types import ModuleType
 from typing import Any
 
@@ -126,7 +130,7 @@ def maximum(adjacency: Adjacency, x: Tensor, *, fused: bool = True) -> Tensor:
 def edge_softmax(adjacency: Adjacency, scores: Tensor, *, fused: bool = True) -> Tensor:
     """Take the softmax over the edges that end in the same node: (e, H) -> (e, H)."""
     check_shapes(scores=(scores, (adjacency.num_edges, scores.shape[-1])))
-    return _EdgeSoftmax.apply(scores, adjacency, fused)  # pyright: ignore[reportReturnType]
+    return _Softmax.apply(scores, None, 0.0, adjacency, fused)  # pyright: ignore[reportReturnType]
 
 
 def pair_softmax(
@@ -147,7 +151,7 @@ def pair_softmax(
         of_sources=(of_sources, (adjacency.num_sources, num_heads)),
         of_targets=(of_targets, (adjacency.num_targets, num_heads)),
     )
-    shares = _PairSoftmax.apply(of_sources, of_targets, slope, adjacency, fused)
+    shares = _Softmax.apply(of_sources, of_targets, slope, adjacency, fused)
     return shares  # pyright: ignore[reportReturnType]
 
 
@@ -200,7 +204,7 @@ def attention_sum(
 class _ConstantSum(Function):
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401
+        ctx: Any,
         x: Tensor,
         added: Tensor | None,
         weighting: Weighting,
@@ -215,7 +219,7 @@ class _ConstantSum(Function):
         return kernels_for(x, fused).row_sums(adjacency, wide, factors, wide_added).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         adjacency, d_x, d_added = ctx.adjacency, None, None
         if ctx.needs_input_grad[0]:
             wide = widened(grad)
@@ -230,7 +234,7 @@ class _ConstantSum(Function):
 
 class _OwnAndMean(Function):
     @staticmethod
-    def forward(ctx: Any, both: Tensor, adjacency: Adjacency, fused: bool) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, both: Tensor, adjacency: Adjacency, fused: bool) -> Tensor:
         ctx.adjacency, ctx.fused = adjacency, fused
         sent, kept = widened(both).chunk(2, dim=1)
         factors = adjacency.factors("mean", sent.dtype)
@@ -238,7 +242,7 @@ class _OwnAndMean(Function):
         return kernels.row_sums(adjacency, sent, factors, adjacency.own(kept)).to(both.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         adjacency, wide = ctx.adjacency, widened(grad)
         d_both = wide.new_empty(adjacency.num_sources, 2 * wide.shape[1])
         d_sent, d_kept = d_both.chunk(2, dim=1)
@@ -253,13 +257,7 @@ class _OwnAndMean(Function):
 
 class _AttentionSum(Function):
     @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401
-        x: Tensor,
-        weights: Tensor,
-        adjacency: Adjacency,
-        fused: bool,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weights: Tensor, adjacency: Adjacency, fused: bool) -> Tensor:
         ctx.save_for_backward(x, weights)
         ctx.adjacency, ctx.fused = adjacency, fused
         wide = widened(x)
@@ -267,7 +265,7 @@ class _AttentionSum(Function):
         return kernels_for(x, fused).row_sums(adjacency, wide, factors).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weights = ctx.saved_tensors
         wide = widened(x)
         shares = weights.to(wide.dtype).contiguous()
@@ -279,58 +277,47 @@ class _AttentionSum(Function):
 
 class _Maximum(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, adjacency: Adjacency, fused: bool) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, x: Tensor, adjacency: Adjacency, fused: bool) -> Tensor:
         y, winners = kernels_for(x, fused).maxima(adjacency, widened(x), ctx.needs_input_grad[0])
         ctx.save_for_backward(winners)
         ctx.adjacency, ctx.fused = adjacency, fused
         return y.to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (winners,) = ctx.saved_tensors
         kernels = kernels_for(grad, ctx.fused)
         d_x = kernels.maxima_backward(ctx.adjacency, widened(grad), winners)
         return d_x.to(grad.dtype), None, None
 
 
-class _EdgeSoftmax(Function):
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, adjacency: Adjacency, fused: bool) -> Tensor:  # noqa: ANN401
-        shares = kernels_for(scores, fused).edge_softmax(adjacency, widened(scores))
-        ctx.save_for_backward(shares)
-        ctx.adjacency, ctx.fused = adjacency, fused
-        return shares.to(scores.dtype)
+class _Softmax(Function):
+    """The softmax of scores, or with targets that of what both ends of the edges give."""
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
-        (shares,) = ctx.saved_tensors
-        kernels, wide = kernels_for(grad, ctx.fused), widened(grad)
-        d_scores, _ = kernels.edge_softmax_backward(ctx.adjacency, wide, shares, None)
-        return d_scores.to(grad.dtype), None, None
-
-
-class _PairSoftmax(Function):
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401
-        of_sources: Tensor,
-        of_targets: Tensor,
+        ctx: Any,
+        scores: Tensor,
+        of_targets: Tensor | None,
         slope: float,
         adjacency: Adjacency,
         fused: bool,
     ) -> Tensor:
-        ends = Ends(widened(of_sources), widened(of_targets), slope)
-        shares = kernels_for(of_sources, fused).edge_softmax(adjacency, ends)
-        ctx.save_for_backward(shares, ends.of_sources, ends.of_targets)
+        wide = widened(scores)
+        ends = None if of_targets is None else Ends(wide, widened(of_targets), slope)
+        shares = kernels_for(scores, fused).edge_softmax(adjacency, wide if ends is None else ends)
+        ctx.save_for_backward(shares, *(() if ends is None else ends[:2]))
         ctx.adjacency, ctx.slope, ctx.fused = adjacency, slope, fused
-        return shares.to(of_sources.dtype)
+        return shares.to(scores.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
-        shares, of_sources, of_targets = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        shares, *saved = ctx.saved_tensors
         adjacency, kernels = ctx.adjacency, kernels_for(grad, ctx.fused)
-        ends = Ends(of_sources, of_targets, ctx.slope)
+        ends = Ends(*saved, ctx.slope) if saved else None
         d_scores, d_targets = kernels.edge_softmax_backward(adjacency, widened(grad), shares, ends)
+        if ends is None:
+            return d_scores.to(grad.dtype), None, None, None, None
         starts, edges = adjacency.transposed.indptr, adjacency.turned_edges
         of_edges = Adjacency.unchecked(starts, edges, adjacency.num_edges)
         d_sources = kernels.row_sums(of_edges, d_scores, Factors())
@@ -340,7 +327,7 @@ class _PairSoftmax(Function):
 class _PairScores(Function):
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401
+        ctx: Any,
         left: Tensor,
         right: Tensor,
         weights: Tensor,
@@ -355,7 +342,7 @@ class _PairScores(Function):
         return kernels_for(left, fused).pair_scores(adjacency, *wide, slope).to(left.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         inputs = ctx.saved_tensors
         wide = [t.to(widened(inputs[0]).dtype).contiguous() for t in (grad, *inputs)]
         kernels = kernels_for(grad, ctx.fused)

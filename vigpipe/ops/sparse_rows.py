@@ -16,16 +16,14 @@ from vigpipe.ops.sparse import check_shapes, kernels_for
 class SparseRows:
     """The rows of an (n, d) matrix, of which only numbers that are not 0 are stored.
 
-    Attributes:
-        places: an edge from c to r stands for the number in row r and column c.
-        values: these numbers, (e,).
+    An edge of `places` from c to r stands for the number in row r and column c; the numbers are
+    `values`, (e,).
     """
 
     places: Adjacency
     values: Tensor
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return self.places.num_targets
 
     @property

@@ -37,9 +37,8 @@ def row_sums(
 def maxima(adjacency: Adjacency, x: Tensor, has_backward: bool) -> tuple[Tensor, Tensor]:
     """Take the maximum of what edges bring, for every channel; a node without edges gets 0.
 
-    Returns:
-        The maxima, (m, C), and the first sources that attain them, (m, C) int32, -1 for none; (0,)
-        if no backward needs them.
+    The second result is the first sources that attain the maxima, (m, C) int32, -1 for none; (0,)
+    if no backward needs them.
     """
     y = x.new_empty(adjacency.num_targets, x.shape[1])
     winners = torch.empty(y.shape if has_backward else (0,), dtype=torch.int32)
@@ -76,9 +75,8 @@ def edge_softmax_backward(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the gradients of `edge_softmax`, whose result is `shares`.
 
-    Returns:
-        The gradient of the scores, (e, H), and None; with ends that of the sums that the leaky ReLU
-        is applied to, and that of their `of_targets`, (m, H).
+    They are that of the scores, (e, H), and None; with ends that of the sums that the leaky ReLU is
+    applied to, and that of their `of_targets`, (m, H).
     """
     d_scores = torch.empty_like(shares)
     d_targets = None if ends is None else torch.empty_like(ends.of_targets)
@@ -93,11 +91,7 @@ def edge_softmax_backward(
 def attention_backward(
     adjacency: Adjacency, shares: Tensor, grad: Tensor, x: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute the gradients of `row_sums` with factors of edges, (e, H), which need one themselves.
-
-    Returns:
-        Gradients of these factors, the shares, (e, H), and of x, (n, C).
-    """
+    """Compute the gradients of `row_sums` for factors of edges, the shares, (e, H), and for x."""
     turned, edges = adjacency.transposed, adjacency.turned_edges
     d_shares, d_x = torch.zeros_like(shares), torch.empty_like(x)
     num_heads = shares.shape[1]
