@@ -1,17 +1,12 @@
 """The operators that take most of a ViG's time, each in one pass over memory.
 
-    knn        nearest neighbours in feature space: features -> indices
-    aggregate  maximum, mean or sum over a node's neighbours
-    norm       BatchNorm, optionally followed by GELU and a residual
-    grouped    a product for each group of channels
-    hidden     a wide hidden layer with GELU between few input and few output channels
-    csr        sums, maxima and attention over the edges of a large graph (`ops.sparse`)
-    masked     dropout and ReLU whose backward needs few bits (`ops.masked`)
+Besides those below there are `csr`, sums, maxima and attention over the edges of a large graph
+(`ops.sparse`), and `masked`, dropout and ReLU whose backward needs few bits (`ops.masked`).
 
 Every operator has a version in plain torch (`plain`), which runs everywhere, and one in C++ for the
 CPU (`native`), which is compiled at first use. Those of `ON_GPU` also have one in Triton for GPUs
 (`gpu`), which is compared with plain torch at first use (`self_check`). All versions give the same
-numbers up to rounding. The first four are custom operators of torch (`torch.ops.vigpipe`), so
+numbers up to rounding. Those below are custom operators of torch (`torch.ops.vigpipe`), so
 compilers, exporters and FLOP counters see them.
 """
 

@@ -318,9 +318,6 @@ class Layered:
     """Edges of their own for every layer of a model.
 
     Each layer makes features of fewer nodes, which are the first of those that it takes.
-
-    Raises:
-        ValueError: what the edges of a layer end in are not the nodes that the next one takes.
     """
 
     def __init__(self, layers: Sequence[Adjacency]) -> None:

@@ -38,13 +38,10 @@ _is_silent = False
 
 @dataclass(frozen=True)
 class Library:
-    """The loaded operators, or None if the plain versions have to be used.
+    """The loaded operators."""
 
-    The reason says in one sentence which library was loaded, or why none was.
-    """
-
-    functions: ctypes.CDLL | None
-    reason: str
+    functions: ctypes.CDLL | None  # None if the plain versions have to be used
+    reason: str  # a sentence: which library was loaded, or why none was
 
 
 @cache
@@ -105,11 +102,7 @@ def processor() -> bytes:
 
 
 def _compile(compiler: str, path: Path) -> None:
-    """Compile the library in one process at a time; those that wait find it compiled.
-
-    Raises:
-        OSError, CalledProcessError: the file cannot be written, or every set of flags fails.
-    """
+    """Compile the library in one process at a time; those that wait find it compiled."""
     with open(path.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if path.exists():

@@ -1,13 +1,16 @@
 """Dropout and ReLU for large tensors: the backward needs a bit for each number, or nothing."""
 
+# What autograd hands to `forward` and `backward` has no types.
+# ruff: noqa: ANN401
+# pyright: reportIncompatibleMethodOverride=false
+
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from vigpipe.ops import native
-from vigpipe.ops.call import can_call
+from vigpipe.ops.call import call, can_call, dtype_name, num_threads, sizes
 from vigpipe.ops.splitmix import lanes_at_least
 
 
@@ -42,35 +45,41 @@ def _has_native(x: Tensor) -> bool:
 
 class _Dropped(Function):
     @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401
-        x: Tensor,
-        rows: Tensor,
-        first: int,
-        threshold: int,
-        scale: float,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, rows: Tensor, *options: Any) -> Tensor:
         ctx.save_for_backward(rows)
-        ctx.options = first, threshold, scale
-        return native.dropped(x, rows, first, threshold, scale)
+        ctx.options = options
+        return _dropped(x, rows, *options)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (rows,) = ctx.saved_tensors
-        return native.dropped(grad, rows, *ctx.options), None, None, None, None
+        return _dropped(grad, rows, *ctx.options), None, None, None, None
+
+
+def _dropped(x: Tensor, rows: Tensor, first: int, threshold: int, scale: float) -> Tensor:
+    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    shape, threads = sizes(first, threshold, *x.shape), num_threads(x.numel())
+    name = f"dropped_{dtype_name(x)}"
+    call(name, rows.contiguous(), x.contiguous(), y, scale, *shape, threads)
+    return y
 
 
 class _Relu(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, in_place: bool) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, x: Tensor, in_place: bool) -> Tensor:
         y = x if in_place else torch.empty_like(x, memory_format=torch.contiguous_format)
-        bits = native.relu(x, y)
+        bits = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8)  # each byte is of eight numbers
+        shape, threads = sizes(x.numel()), num_threads(x.numel())
+        call(f"relu_{dtype_name(x)}", x.contiguous(), y, bits, *shape, threads)
         if in_place:
             ctx.mark_dirty(x)
         ctx.save_for_backward(bits)
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (bits,) = ctx.saved_tensors
-        return native.relu_backward(grad, bits), None
+        d_x = torch.empty_like(grad, memory_format=torch.contiguous_format)
+        shape, threads = sizes(grad.numel()), num_threads(grad.numel())
+        call(f"relu_backward_{dtype_name(grad)}", grad.contiguous(), bits, d_x, *shape, threads)
+        return d_x, None

@@ -276,12 +276,9 @@ def folded(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute what `vigpipe.ops.folded.trained` does, for 3 channels of x and of the result.
 
-    For weight to root and for total see `Norm` and `Convolution` there. Without a convolution, what
-    belongs to it is None, and height and width of the grid are 0.
-
-    Returns:
-        The result, (B, N, 3); what the norm counts, (3, H) float64; and for the backward mean and
-        covariance of x, (4, 3) float64, and weights, (F, H), and bias, (H,), of the hidden layer.
+    Without a convolution, what belongs to it is None, and height and width of the grid are 0. For
+    the backward it also returns mean and covariance of x, (4, 3) float64, and weights, (F, H), and
+    bias, (H,), of the hidden layer.
     """
     rows, num_hidden = x.numel() // x.shape[2], len(weight)
     first = x.new_empty(3 if rel is None else 7, num_hidden)
@@ -347,39 +344,3 @@ def folded_backward(
     d_conv_bias = None if rel is None else d_bias
     of_layer = (d_weight, torch.zeros_like(d_scale), d_scale, d_shift)
     return d_x, d_total, *of_layer, d_rel, d_conv_bias, d_root, d_second
-
-
-def lanes_at_least(rows: Tensor, first: int, num: int, threshold: int) -> Tensor:
-    """Compare lanes of hashes with a threshold; see `vigpipe.ops.splitmix.lanes_at_least`."""
-    kept = rows.new_empty(len(rows), num, dtype=torch.bool)
-    shape = sizes(first, threshold, len(rows), num)
-    call("lanes_at_least", rows.contiguous(), kept, *shape, num_threads(kept.numel()))
-    return kept
-
-
-def dropped(x: Tensor, rows: Tensor, first: int, threshold: int, scale: float) -> Tensor:
-    """Multiply by `scale` or by 0; see `vigpipe.ops.masked.dropped`."""
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    shape, threads = sizes(first, threshold, *x.shape), num_threads(x.numel())
-    name = f"dropped_{dtype_name(x)}"
-    call(name, rows.contiguous(), x.contiguous(), y, scale, *shape, threads)
-    return y
-
-
-def relu(x: Tensor, y: Tensor) -> Tensor:
-    """Write max(x, 0) to y, which is contiguous and may be x; return which numbers are above 0.
-
-    Each byte of the result holds the bits of eight numbers.
-    """
-    bits = torch.empty((x.numel() + 7) // 8, dtype=torch.uint8)
-    shape, threads = sizes(x.numel()), num_threads(x.numel())
-    call(f"relu_{dtype_name(x)}", x.contiguous(), y, bits, *shape, threads)
-    return bits
-
-
-def relu_backward(grad: Tensor, bits: Tensor) -> Tensor:
-    """Compute the gradient of `relu`, which returned the bits."""
-    d_x = torch.empty_like(grad, memory_format=torch.contiguous_format)
-    shape, threads = sizes(grad.numel()), num_threads(grad.numel())
-    call(f"relu_backward_{dtype_name(grad)}", grad.contiguous(), bits, d_x, *shape, threads)
-    return d_x

@@ -34,11 +34,8 @@ def problem(name: str, device: torch.device) -> str:
     """Run an operator of `ON_GPU` on a device, unless one of its kind ran it before, and compare.
 
     It runs in a thread of its own, which no mode of the caller's reaches: autocast, inference, or
-    a compiler that traces. The expected results are computed on the CPU. A problem is told on
-    stderr.
-
-    Returns:
-        What is wrong, in a sentence; empty if all is equal.
+    a compiler that traces. The expected results are computed on the CPU. What is wrong is told on
+    stderr and returned, in a sentence; it is empty if all is equal.
     """
     key = name, kind_of(device)
     if key not in _problems:

@@ -1,11 +1,5 @@
 """Reduce the features of every node's neighbours on a sparse graph, with gradients.
 
-    constant_sum, maximum                       of the nodes that edges come from
-    mean, own_and_mean                          their mean, alone or with the node itself
-    write_sums                                  some sums, written to where they are wanted
-    pair_softmax, pair_scores, edge_softmax     weights of edges that are learned
-    attention_sum                               a sum with a weight for every head
-
 No version but the plain one of `maximum` and `pair_scores` makes a tensor of edges x channels. One
 thread sums a row, in the order of its edges, so on a CPU the bits do not depend on the number of
 threads. A node without edges gets 0. Half precision is widened to float32, and the result is

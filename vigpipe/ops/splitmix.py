@@ -7,8 +7,7 @@ doi:10.1145/2660193.2660195) in wrapping 64-bit integer arithmetic.
 import torch
 from torch import Tensor
 
-from vigpipe.ops import native
-from vigpipe.ops.call import can_call
+from vigpipe.ops.call import call, can_call, num_threads, sizes
 
 GOLDEN = 0x9E3779B97F4A7C15
 FIRST = 0xBF58476D1CE4E5B9
@@ -43,7 +42,10 @@ def lanes_at_least(
     from -2^15, which all lanes attain, to 2^15 - 1. For `num` channels the result is (B, num) bool.
     """
     if fused and can_call(rows):
-        return native.lanes_at_least(rows, first, num, threshold)
+        kept = rows.new_empty(len(rows), num, dtype=torch.bool)
+        shape = sizes(first, threshold, len(rows), num)
+        call("lanes_at_least", rows.contiguous(), kept, *shape, num_threads(kept.numel()))
+        return kept
     counters = first + torch.arange((num + 3) // 4, device=rows.device)
     # A tensor without elements that an operator makes may have a stride of 0, which no view takes.
     bits, spare = rows.new_empty((2, len(rows), len(counters)))

@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 
 def transpose(indptr: Tensor, indices: Tensor, num_sources: int) -> tuple[Tensor, Tensor]:
-    """Return the rows of the graph with every edge turned round; tensors are int64, on the host.
-
-    From indptr (m + 1,) and indices (e,) of num_sources = n sources, it makes (n + 1,) and (e,),
-    which ascend in each row.
-    """
+    """Return the rows of the graph with every edge turned round; indices ascend in each of them."""
     if library().functions is None:
         turned = _by_scipy(indptr, indices, num_sources)
         return _tensor(turned.indptr), _tensor(turned.indices)

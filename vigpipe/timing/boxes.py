@@ -29,16 +29,12 @@ _KEPT = 0.55  # how much of its colour the next stage of a rank keeps
 
 
 class Look(NamedTuple):
-    """How boxes look: what a legend calls them, what the rank did, and their colour as #rrggbb.
+    """How boxes look."""
 
-    The hatch is the character that stands for the pattern, the same for matplotlib and plotly; or
-    empty.
-    """
-
-    name: str
+    name: str  # in a legend
     kind: SpanKind
-    colour: str
-    hatch: str
+    colour: str  # #rrggbb
+    hatch: str  # what matplotlib and plotly call the pattern; empty for none
 
 
 def places_of_stages(spans: Iterable[Span]) -> dict[int, int]:

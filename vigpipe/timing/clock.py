@@ -101,14 +101,11 @@ class CudaClock:
 
 
 class Lap(NamedTuple):
-    """The times of one step; read them when the device has done the step.
-
-    `marks` says when each forward and backward began and ended.
-    """
+    """The times of one step; read them when the device has done the step."""
 
     clock: Clock
     began: Any
-    marks: list[Any]
+    marks: list[Any]  # when each forward and backward began and ended
     ended: Any
 
     def seconds(self) -> float:
@@ -147,14 +144,11 @@ def make_clock(device: torch.device) -> Clock:
 
 
 class ClockReading(NamedTuple):
-    """How far a rank's `time.perf_counter` was ahead of rank 0's at one moment; all in seconds.
+    """How far a rank's `time.perf_counter` was ahead of rank 0's at one moment; all in seconds."""
 
-    The moment is on the rank's own clock; the error bounds that of the offset.
-    """
-
-    at: float
+    at: float  # the moment, on the rank's own clock
     offset: float
-    error: float
+    error: float  # a bound of the offset's error
 
 
 def read_clocks() -> list[ClockReading]:
@@ -162,10 +156,7 @@ def read_clocks() -> list[ClockReading]:
 
     Rank 0 asks each rank for the time and takes it to be that of the middle of the fastest of
     NUM_EXCHANGES exchanges: Cristian 1989, "Probabilistic clock synchronization", section 3. Half
-    of that exchange bounds the error.
-
-    Returns:
-        A reading of every rank, the same list on all of them; that of rank 0 has no error.
+    of that exchange bounds the error. All ranks get the same list of all readings.
     """
     now = time.perf_counter()
     if not dist.is_initialized() or dist.get_world_size() == 1:

@@ -20,17 +20,13 @@ STEPS: dict[Phase, tuple[str, str]] = {  # one, several
 
 
 class PartialBatch(NamedTuple):
-    """The steps of a phase with partial batches of one size; seconds are of the slowest rank.
-
-    A batch is made of `samples`, images or sub-graphs, a full one of `full_batch`. Figures count
-    them only if no recorded step of the phase has a full batch.
-    """
+    """The steps of a phase with partial batches of one size; seconds are of the slowest rank."""
 
     phase: Phase
-    samples: int
-    full_batch: int
+    samples: int  # images or sub-graphs
+    full_batch: int  # samples of a full batch
     seconds: list[float]
-    are_counted: bool
+    are_counted: bool  # in figures: only if no recorded step of the phase has a full batch
 
 
 def full_batches(rows: Iterable[Row]) -> list[Row]:

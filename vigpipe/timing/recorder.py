@@ -56,14 +56,10 @@ class Row:
 
 
 class Event(NamedTuple):
-    """One pass through a region of the model.
+    """One pass through a region of the model, in seconds on this host's clock."""
 
-    The name is the path of the region, such as `block 3/grapher`; the direction is forward,
-    backward or recompute. Start and end are in seconds on this host's clock.
-    """
-
-    name: str
-    direction: str
+    name: str  # the region's path, such as `block 3/grapher`
+    direction: str  # forward, backward or recompute
     stage: int
     microbatch: int
     start: float
@@ -71,15 +67,13 @@ class Event(NamedTuple):
 
 
 class RecordedStep(NamedTuple):
-    """A recorded step of one rank.
-
-    Spans are without gaps, on this host's clock. Events are kept for the last NUM_CLOSE_STEPS steps
-    of a phase with full batches, and of those with partial ones; they are empty for the others.
-    """
+    """A recorded step of one rank, on this host's clock."""
 
     phase: Phase
     step: int
-    spans: list[Span]
+    spans: list[Span]  # without gaps
+    # Kept for the last NUM_CLOSE_STEPS steps of a phase with full batches, and of those with
+    # partial ones; empty for the others.
     events: list[Event]
     is_full: bool = True
 

@@ -22,17 +22,14 @@ DIRECTIONS = ("", "forward", "recompute", "backward")
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of the seconds that something took, one value per step.
-
-    The standard deviation is that of the sample, 0 for a single value; p95 is the 95th percentile.
-    """
+    """Statistics of the seconds that something took, one value per step."""
 
     mean: float
-    std: float
+    std: float  # of the sample; 0 for a single value
     min: float
     max: float
     median: float
-    p95: float
+    p95: float  # the 95th percentile
     count: int
 
 
@@ -69,10 +66,7 @@ def slowest(rows: Iterable[Row], phase: Phase) -> dict[Key, list[float]]:
 
 
 def step_statistics(rows: Iterable[Row], phase: Phase) -> Statistics | None:
-    """Compute the statistics of whole steps, each as long as its slowest rank; None without any.
-
-    They are of full batches, see `slowest`.
-    """
+    """Compute the statistics of whole steps that are `slowest`; None without any."""
     steps = slowest(rows, phase).get((-1, "step", ""))
     return statistics(steps) if steps else None
 

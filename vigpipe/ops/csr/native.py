@@ -105,10 +105,7 @@ def attention_backward(
 def pair_scores(
     adjacency: Adjacency, left: Tensor, right: Tensor, weights: Tensor, slope: float
 ) -> Tensor:
-    """Score an edge from j to i by the product of weights and leaky_relu(left[j] + right[i]).
-
-    With left (n, C), right (m, C) and weights (H, C / H), scores are (e, H).
-    """
+    """Score edges; see `sparse.pair_scores`."""
     scores = left.new_empty(adjacency.num_edges, len(weights))
     shape = sizes(adjacency.num_targets, *weights.shape)
     inputs, threads = (left, right, weights), _threads(adjacency, left.shape[1])
