@@ -128,12 +128,18 @@ class _HalfBlock(torch.autograd.Function):
         if ctx.held is not None:
             _add_to_sums(ctx.held, given, d_x, ctx.shape)
             return d_x, None, None, None
-        others, matrices = ([parameters[i] for i in places] for places in (_OTHERS, _MATRICES))
-        values = x.new_empty(sum(p.numel() for p in others if p is not None))
-        d_matrices = [None if p is None else torch.empty_like(p) for p in matrices]
+        lengths = [p.numel() for i in _OTHERS if (p := parameters[i]) is not None]
+        values = x.new_empty(sum(lengths))
+        others, grads = iter(values.split(lengths)), []
+        for i, p in enumerate(parameters):
+            if p is None:
+                grads.append(None)
+            else:
+                grads.append(torch.empty_like(p) if i in _MATRICES else next(others).view_as(p))
+        d_matrices = [grads[i] for i in _MATRICES]
         results = (d_x, values, None, None, *d_matrices, None, ctypes.byref(ctx.shape))
         call("half_block_backward", *given, *results)
-        return d_x, None, None, None, *_gradients(others, values, d_matrices)
+        return d_x, None, None, None, *grads
 
 
 def _add_to_sums(held: _Held, given: tuple[Any, ...], d_x: Tensor, shape: _Shape) -> None:
@@ -143,9 +149,7 @@ def _add_to_sums(held: _Held, given: tuple[Any, ...], d_x: Tensor, shape: _Shape
     values = d_x.new_empty(sum(s.total.numel() for s in others if s is not None))
     addresses = _addresses([None if s is None else s.total for s in others])
     are_first = (ctypes.c_int * len(others))(*(s is None or s.is_empty for s in others))
-    factors = None
-    if matrices:
-        factors = torch.empty(3, CHANNELS + 1, shape.hidden, dtype=torch.float64)
+    factors = torch.empty(3, CHANNELS + 1, shape.hidden, dtype=torch.float64) if matrices else None
     results = (d_x, values, addresses, are_first, None, None, factors, ctypes.byref(shape))
     call("half_block_backward", *given, *results)
     for double_sum in others:
@@ -161,18 +165,6 @@ def _sums(parameters: Sequence[Tensor | None]) -> list[DoubleSum | None] | None:
     sums = [None if p is None else sum_of(p) for p in parameters]
     is_offered = all(p is None or s is not None for s, p in zip(sums, parameters, strict=True))
     return sums if is_offered else None
-
-
-def _gradients(
-    others: Sequence[Tensor | None], values: Tensor, d_matrices: Sequence[Tensor | None]
-) -> list[Tensor | None]:
-    parts = iter(values.split([p.numel() for p in others if p is not None]))
-    grads = {
-        i: None if p is None else next(parts).view_as(p)
-        for i, p in zip(_OTHERS, others, strict=True)
-    }
-    grads |= dict(zip(_MATRICES, d_matrices, strict=True))
-    return [grads[i] for i in range(len(grads))]
 
 
 def _shape(x: Tensor, parameters: Sequence[Tensor | None], settings: Settings) -> _Shape:

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vigpipe.timing.recorder import RecordedStep
+from vigpipe.spans import Span
+from vigpipe.timing.recorder import Event, RecordedStep
 
 
 def write_trace(
@@ -18,10 +19,7 @@ def write_trace(
     clock_error_seconds: float,
     path: Path,
 ) -> None:
-    """Write trace.json from the recorded steps by rank, all on one clock.
-
-    Each rank has a replica; the error is how far the times of one event on two ranks may be apart.
-    """
+    """Write trace.json from the recorded steps by rank, all on one clock; see `clock_error`."""
     begin = min(step.spans[0].start for rank_steps in steps.values() for step in rank_steps)
     events: list[dict[str, Any]] = []
     for rank, rank_steps in steps.items():
@@ -34,17 +32,14 @@ def write_trace(
         for step in rank_steps:
             for span in step.spans:
                 name = span.kind if span.microbatch < 0 else f"{span.kind} {span.microbatch}"
-                times = _times(span.start - begin, span.end - begin)
+                kind = {"ph": "X", "cat": "span", "name": name}
                 args = {"step": step.step, "phase": step.phase, "stage": span.stage}
-                events.append(
-                    {"ph": "X", "cat": "span", "name": name, **thread, **times, "args": args}
-                )
+                events.append({**kind, **thread, **_times(span, begin), "args": args})
             # Where several begin together, the outermost comes first, as viewers expect.
             for event in sorted(step.events, key=lambda event: (event.start, -event.end)):
-                kind = {"cat": event.direction, "name": event.name}
-                times = _times(event.start - begin, event.end - begin)
+                kind = {"ph": "X", "cat": event.direction, "name": event.name}
                 args = {"step": step.step, "microbatch": event.microbatch}
-                events.append({"ph": "X", **kind, **thread, **times, "args": args})
+                events.append({**kind, **thread, **_times(event, begin), "args": args})
     trace = {
         "traceEvents": events,
         "displayTimeUnit": "ms",
@@ -53,7 +48,7 @@ def write_trace(
     path.write_text(json.dumps(trace) + "\n", encoding="utf-8")
 
 
-def _times(start: float, end: float) -> dict[str, float]:
+def _times(timed: Span | Event, begin: float) -> dict[str, float]:
     """Convert to microseconds, so that spans that touched each other still do after rounding."""
-    begins, ends = round(1e6 * start, 3), round(1e6 * end, 3)
+    begins, ends = (round(1e6 * (t - begin), 3) for t in (timed.start, timed.end))
     return {"ts": begins, "dur": round(ends - begins, 3)}
