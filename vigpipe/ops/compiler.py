@@ -31,8 +31,6 @@ _MACHINE_FLAGS = (
     ("-march=native",),
     (),
 )
-
-
 _is_silent = False
 
 

@@ -10,8 +10,6 @@ winner that no neighbour has, is never used for an access. It stands for NaN ins
 and in the node's own gradient, and the step's check of its numbers ends the run.
 """
 
-from typing import Literal
-
 import torch
 import triton
 import triton.language as tl
@@ -19,8 +17,6 @@ from torch import Tensor
 
 from vigpipe.ops.native import empty_aggregate
 from vigpipe.ops.plain import candidates_of
-
-Mode = Literal["max", "mean", "max_mean", "sum"]
 
 
 @triton.jit
@@ -337,7 +333,7 @@ def _searching(dtype: torch.dtype, top: int, has_tf32: bool) -> tuple[int, int, 
 
 def aggregate(
     x: Tensor | None, y: Tensor | None, graph: Tensor, weights: Tensor | None,
-    mode: Mode, interleave: bool, has_backward: bool,
+    mode: str, interleave: bool, has_backward: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Reduce the features of every node's neighbours; see `native.aggregate`."""
     others = candidates_of(x, y)
@@ -350,7 +346,7 @@ def aggregate(
 
 def aggregate_backward(
     grad: Tensor, x: Tensor | None, y: Tensor | None, graph: Tensor, winners: Tensor,
-    weights: Tensor | None, mode: Mode, interleave: bool,
+    weights: Tensor | None, mode: str, interleave: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Compute the gradients of `aggregate`; see `native.aggregate_backward`.
 

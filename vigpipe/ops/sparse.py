@@ -49,9 +49,9 @@ def constant_sum(
         (m, C), with x's dtype.
     """
     num_channels = x.shape[-1]
-    check_shapes(x=(x, (adjacency.num_sources, num_channels)))
+    check_shape("x", x, adjacency.num_sources, num_channels)
     if added is not None:
-        check_shapes(added=(added, (adjacency.num_targets, num_channels)[-added.dim() :]))
+        check_shape("added", added, *(adjacency.num_targets, num_channels)[-added.dim() :])
     return _ConstantSum.apply(x, added, weighting, adjacency, fused)  # pyright: ignore[reportReturnType]
 
 
@@ -103,7 +103,7 @@ def own_and_mean(adjacency: Adjacency, both: Tensor, *, fused: bool = True) -> T
 
     The first C columns of `both` are what each node sends, the others what it has for itself.
     """
-    check_shapes(both=(both, (adjacency.num_sources, both.shape[-1] // 2 * 2)))
+    check_shape("both", both, adjacency.num_sources, both.shape[-1] // 2 * 2)
     return _OwnAndMean.apply(both, adjacency, fused)  # pyright: ignore[reportReturnType]
 
 
@@ -115,7 +115,7 @@ def maximum(adjacency: Adjacency, x: Tensor, *, fused: bool = True) -> Tensor:
     Raises:
         ValueError: there are 2^31 sources or more, whose numbers would not fit int32.
     """
-    check_shapes(x=(x, (adjacency.num_sources, x.shape[-1])))
+    check_shape("x", x, adjacency.num_sources, x.shape[-1])
     if adjacency.num_sources > _MOST_SOURCES:
         raise ValueError(f"a maximum is taken over at most {_MOST_SOURCES:,} nodes")
     return _Maximum.apply(x, adjacency, fused)  # pyright: ignore[reportReturnType]
@@ -123,7 +123,7 @@ def maximum(adjacency: Adjacency, x: Tensor, *, fused: bool = True) -> Tensor:
 
 def edge_softmax(adjacency: Adjacency, scores: Tensor, *, fused: bool = True) -> Tensor:
     """Take the softmax over the edges that end in the same node: (e, H) -> (e, H)."""
-    check_shapes(scores=(scores, (adjacency.num_edges, scores.shape[-1])))
+    check_shape("scores", scores, adjacency.num_edges, scores.shape[-1])
     return _Softmax.apply(scores, None, 0.0, adjacency, fused)  # pyright: ignore[reportReturnType]
 
 
@@ -141,10 +141,8 @@ def pair_softmax(
     below 0.
     """
     num_heads = of_sources.shape[-1]
-    check_shapes(
-        of_sources=(of_sources, (adjacency.num_sources, num_heads)),
-        of_targets=(of_targets, (adjacency.num_targets, num_heads)),
-    )
+    check_shape("of_sources", of_sources, adjacency.num_sources, num_heads)
+    check_shape("of_targets", of_targets, adjacency.num_targets, num_heads)
     shares = _Softmax.apply(of_sources, of_targets, slope, adjacency, fused)
     return shares  # pyright: ignore[reportReturnType]
 
@@ -164,11 +162,9 @@ def pair_scores(
     (H, c), those of each head, scores are (e, H).
     """
     num_channels = weights.numel()
-    check_shapes(
-        left=(left, (adjacency.num_sources, num_channels)),
-        right=(right, (adjacency.num_targets, num_channels)),
-        weights=(weights, (len(weights), weights.shape[-1])),
-    )
+    check_shape("left", left, adjacency.num_sources, num_channels)
+    check_shape("right", right, adjacency.num_targets, num_channels)
+    check_shape("weights", weights, len(weights), weights.shape[-1])
     scores = _PairScores.apply(left, right, weights, slope, adjacency, fused)
     return scores  # pyright: ignore[reportReturnType]
 
@@ -187,10 +183,8 @@ def attention_sum(
     Returns:
         (m, H, c), with x's dtype.
     """
-    check_shapes(
-        weights=(weights, (adjacency.num_edges, x.shape[1])),
-        x=(x, (adjacency.num_sources, *x.shape[1:3])),
-    )
+    check_shape("weights", weights, adjacency.num_edges, x.shape[1])
+    check_shape("x", x, adjacency.num_sources, *x.shape[1:3])
     y: Any = _AttentionSum.apply(x.flatten(1), weights, adjacency, fused)
     return y.view(adjacency.num_targets, *x.shape[1:])
 
@@ -345,11 +339,10 @@ class _PairScores(Function):
         return *narrow, None, None, None
 
 
-def check_shapes(**tensors: tuple[Tensor, tuple[int, ...]]) -> None:
+def check_shape(name: str, tensor: Tensor, *shape: int) -> None:
     """Raise ValueError where a tensor does not have the shape that is expected of it."""
-    for name, (tensor, shape) in tensors.items():
-        if tensor.shape != shape:
-            raise ValueError(f"{name}: the shape is {tuple(tensor.shape)} instead of {shape}")
+    if tensor.shape != shape:
+        raise ValueError(f"{name}: the shape is {tuple(tensor.shape)} instead of {shape}")
 
 
 def kernels_for(x: Tensor, fused: bool) -> ModuleType:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from vigpipe.ops.adjacency import Adjacency, Factors
-from vigpipe.ops.sparse import check_shapes, kernels_for
+from vigpipe.ops.sparse import check_shape, kernels_for
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,9 +84,9 @@ def linear(
     """
     if isinstance(x, SparseRows):
         num_channels = len(weight)
-        check_shapes(weight=(weight, (num_channels, x.shape[1])))
+        check_shape("weight", weight, num_channels, x.shape[1])
         if bias is not None:
-            check_shapes(bias=(bias, (len(x), num_channels)[-bias.dim() :]))
+            check_shape("bias", bias, *(len(x), num_channels)[-bias.dim() :])
         return _Product.apply(weight, bias, x, fused)  # pyright: ignore[reportReturnType]
     if bias is not None and bias.dim() == 2:
         return torch.addmm(bias, x, weight.T)

@@ -6,7 +6,7 @@ A kind of span has a colour. Where ranks hold several stages each, a rank's late
     rank 1                  [forward 0, s1][forward 1, s1       ][paler: forward 0, s3]
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from vigpipe.spans import COMPUTE, KINDS, Span, SpanKind
@@ -83,13 +83,10 @@ def explanation(places: Mapping[int, int]) -> str:
 def _look(kind: SpanKind, place: int, places: Mapping[int, int]) -> Look:
     name: str = kind
     if kind in COMPUTE and any(places.values()):
-        name += f", {_stages([stage for stage, own in places.items() if own == place])}"
+        stages = [stage for stage, own in places.items() if own == place]
+        first, last = min(stages), max(stages)
+        name += f", stage {first}" if first == last else f", stages {first}–{last}"
     return Look(name, kind, _paler(COLOURS[kind], place), HATCHES.get(kind, ""))
-
-
-def _stages(stages: Sequence[int]) -> str:
-    first, last = min(stages), max(stages)
-    return f"stage {first}" if first == last else f"stages {first}–{last}"
 
 
 def _paler(colour: str, place: int) -> str:

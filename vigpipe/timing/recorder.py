@@ -102,8 +102,6 @@ class Recorder:
         # is in proportion to them.
         self.num_stamps = 0
         self._phase: Phase | None = None
-        self._step = 0
-        self._samples = self._full_batch = 0  # as in the step's rows
         self._last: tuple[Phase, int, float] | None = None  # the previous step, and when it ended
         self._spans: list[tuple[SpanKind, int, int, Any, Any]] = []
         self._open: tuple[SpanKind | None, int, int, Any] = (None, -1, -1, None)
@@ -131,7 +129,7 @@ class Recorder:
             yield
             return
         self._num_recorded[phase, is_full] += 1
-        self._samples, self._full_batch = samples, full_batch
+        self._samples, self._full_batch = samples, full_batch  # as in the step's rows
         start = time.perf_counter()
         self._phase, self._step = phase, number if phase == "train" else self._num_seen[phase]
         self.clock.begin()
