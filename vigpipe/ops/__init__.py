@@ -114,11 +114,7 @@ def neighbours(
     *,
     fused: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Make a kNN graph and aggregate over it; see `knn` and `aggregate`.
-
-    Returns:
-        The graph, (B, N, k) int64, and the aggregate, (B, N, C), or (B, N, 2C) for `max_mean`.
-    """
+    """Make a kNN graph and aggregate over it, without interleaving; see `knn` and `aggregate`."""
     graph = knn(x, y, bias, k, dilation, fused=fused)
     return graph, aggregate(x, y, graph, mode=mode, fused=fused)
 
@@ -207,11 +203,11 @@ def is_fused(x: Tensor, name: str, num_neighbours: int = 0) -> bool:
 def versions(device: str) -> dict[str, str]:
     """Describe which version of every operator is used on a device (`cpu`, `cuda:0`), and why."""
     where = torch.device(device)
-    described: dict[str, str] = {}
-    for name in ("knn", "aggregate", "norm", "hidden", "csr", "masked"):
-        kind = _version(where.type, where.index, name, is_fake=False)
-        described[name] = f"{kind or 'plain torch'} ({_reason(where, name)})"
-    return described
+    names = ("knn", "aggregate", "norm", "hidden", "csr", "masked")
+    kinds = {name: _version(where.type, where.index, name, is_fake=False) for name in names}
+    return {
+        name: f"{kind or 'plain torch'} ({_reason(where, name)})" for name, kind in kinds.items()
+    }
 
 
 def _version(device_type: str, index: int | None, name: str, is_fake: bool) -> str:

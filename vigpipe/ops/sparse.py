@@ -302,7 +302,7 @@ class _Softmax(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         shares, *saved = ctx.saved_tensors
         adjacency, kernels = ctx.adjacency, kernels_for(grad, ctx.fused)
-        ends = Ends(*saved, ctx.slope) if saved else None
+        ends = Ends(saved[0], saved[1], ctx.slope) if saved else None
         d_scores, d_targets = kernels.edge_softmax_backward(adjacency, widened(grad), shares, ends)
         if ends is None:
             return d_scores.to(grad.dtype), None, None, None, None

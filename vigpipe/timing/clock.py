@@ -29,10 +29,7 @@ class Clock(Protocol):
         ...
 
     def seconds(self, stamp: Any) -> float:  # noqa: ANN401
-        """Return the time of a stamp on this host's `time.perf_counter`.
-
-        The device must have reached the stamp.
-        """
+        """Return when, on this host's `time.perf_counter`, the device reached a stamp."""
         ...
 
     def between(self, first: Any, last: Any) -> float:  # noqa: ANN401
@@ -200,9 +197,8 @@ def on_rank_0(seconds: float, first: ClockReading, last: ClockReading) -> float:
 def clock_error(first: Sequence[ClockReading], last: Sequence[ClockReading]) -> float:
     """Bound how far the times of one event on two ranks may be apart after `on_rank_0`, in seconds.
 
-    Each rank's error is bounded by the larger one of its two readings; two ranks may err in
-    opposite directions, so the bound is the sum of the two largest. It holds for clocks whose rates
-    do not change between the readings, which are by rank.
+    The readings are by rank. Two ranks may err in opposite directions, so the bound is the sum of
+    the two largest errors. It holds for clocks whose rates do not change between the readings.
     """
     bounds = [max(a.error, b.error) for a, b in zip(first, last, strict=True)]
     return sum(sorted(bounds)[-2:])
