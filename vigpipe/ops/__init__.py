@@ -10,6 +10,8 @@ numbers up to rounding. Those below are custom operators of torch (`torch.ops.vi
 compilers, exporters and FLOP counters see them.
 """
 
+from importlib.util import find_spec
+
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
@@ -234,7 +236,7 @@ def _find_version(device_type: str, name: str) -> str:
         from vigpipe.ops.compiler import library
 
         return "C++" if library().functions is not None else ""
-    if device_type == "cuda" and name in ON_GPU and _has_triton():
+    if device_type == "cuda" and name in ON_GPU and find_spec("triton"):
         from vigpipe.ops import registered  # noqa: F401
 
         return "Triton"
@@ -259,12 +261,6 @@ def _reason(device: torch.device, name: str) -> str:
         return f"nothing is fused on {device.type}"
     if name not in ON_GPU:
         return "torch's own kernels, or torch.compile's"
-    if not _has_triton():
+    if not find_spec("triton"):
         return "no Triton is installed"
     return problem(name, device) or f"equal to plain torch on {kind_of(device)}"
-
-
-def _has_triton() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("triton") is not None

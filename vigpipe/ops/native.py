@@ -97,7 +97,13 @@ def aggregate(
     others = _as(candidates, kept)
     out, winners = empty_aggregate(others, graph, mode, interleave, has_backward)
     if out.numel():
-        _check(graph, candidates.shape[1])
+        num_candidates = candidates.shape[1]
+        least, most = graph.aminmax()
+        if least < 0 or most >= num_candidates:
+            raise IndexError(
+                f"graph: neighbours from {int(least)} to {int(most)}, but there are "
+                f"{num_candidates} candidates, 0 to {num_candidates - 1}"
+            )
         shape_and_mode = _shape_and_mode(x, candidates, graph, mode, interleave)
         inputs = (_as(x, kept), others, graph.contiguous(), _wide(weights, candidates))
         chosen = winners if winners.numel() else None
@@ -155,15 +161,6 @@ def _shape_and_mode(
         int(x is not None and mode != "sum"),  # whether x is subtracted
         num_threads(graph.numel() * num_channels // 4),
     )
-
-
-def _check(graph: Tensor, num_candidates: int) -> None:
-    least, most = graph.aminmax()
-    if least < 0 or most >= num_candidates:
-        raise IndexError(
-            f"graph: neighbours from {int(least)} to {int(most)}, but there are {num_candidates} "
-            f"candidates, 0 to {num_candidates - 1}"
-        )
 
 
 def norm(

@@ -1,5 +1,9 @@
 """A matrix most of whose numbers are 0, such as the words of documents, and its products."""
 
+# What autograd hands to `forward` and `backward` has no types.
+# ruff: noqa: ANN401
+# pyright: reportIncompatibleMethodOverride=false
+
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,11 +100,7 @@ def linear(
 class _Product(Function):
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401
-        weight: Tensor,
-        bias: Tensor | None,
-        x: SparseRows,
-        fused: bool,
+        ctx: Any, weight: Tensor, bias: Tensor | None, x: SparseRows, fused: bool
     ) -> Tensor:
         ctx.x, ctx.fused = x, fused
         ctx.bias_dim = 0 if bias is None else bias.dim()
@@ -110,7 +110,7 @@ class _Product(Function):
         return kernels.row_sums(x.places, weight.T.contiguous(), factors, added)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         d_weight = d_bias = None
         if ctx.needs_input_grad[0]:
             turned, edges = ctx.x.places.transposed, ctx.x.places.turned_edges
