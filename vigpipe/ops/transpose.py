@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def transpose(indptr: Tensor, indices: Tensor, num_sources: int) -> tuple[Tensor, Tensor]:
-    """Return the rows of the graph with every edge turned round; indices ascend in each of them."""
+    """Turn every edge round, and return the rows, ascending; tensors are int64, on the host."""
     if library().functions is None:
         turned = _by_scipy(indptr, indices, num_sources)
         return _tensor(turned.indptr), _tensor(turned.indices)
