@@ -34,7 +34,6 @@ class Ahead(Generic[Value]):
         return value
 
     def close(self) -> None:
-        """Forget what is being made, and end the thread."""
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
         self._thread = None

@@ -64,7 +64,6 @@ class GraphFeed:
         self._ahead = Ahead(self._batch, _MOST_AHEAD if is_ahead else 0)
 
     def batch(self, item: int, ahead: Sequence[int] = ()) -> ReplicaBatch:
-        """Return the batch of a training item; see `vigpipe.job.feed.Feed`."""
         return self._ahead.take(item, ahead)
 
     def _batch(self, item: int) -> ReplicaBatch:
@@ -97,7 +96,7 @@ class GraphFeed:
         pipeline_index: int,
         most: int | None = None,
     ) -> Iterator[ReplicaBatch]:
-        """Yield the whole graph; see `vigpipe.job.feed.Feed`.
+        """Yield the whole graph.
 
         Every pipeline computes all of it, since the others would only wait; the first one counts.
         Features in files stay there, unless training has taken all of them into memory, or several
@@ -129,22 +128,18 @@ class GraphFeed:
         )
 
     def hear(self, step: int, measured: int, busy_seconds: Sequence[float]) -> str | None:
-        """Balance parts by how long the ranks have worked; see `vigpipe.job.feed.Feed`."""
         if self._repartition is None:
             return None
         return self._repartition.hear(step, measured, busy_seconds)
 
     def progress(self) -> dict[str, object]:
-        """Return what its parts were balanced by."""
         return {} if self._repartition is None else self._repartition.progress()
 
     def restore(self, progress: Mapping[str, object]) -> None:
-        """Take the parts of an earlier run; see `vigpipe.job.feed.Feed`."""
         if self._repartition is not None:
             self._repartition.restore(progress)
 
     def close(self) -> None:
-        """End the thread that draws ahead, and wait for what other ranks still send."""
         self._ahead.close()
         self._sharding.finish()
 

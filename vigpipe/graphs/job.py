@@ -1,4 +1,4 @@
-"""A run that trains on one large graph: what the trainer asks of it (`vigpipe.job.job.Job`)."""
+"""A run that trains on one large graph (`vigpipe.job.job.Job`)."""
 
 import json
 import time
@@ -66,20 +66,16 @@ class GraphJob:
 
     @property
     def name(self) -> str:
-        """What the user calls the graph."""
         return self.graph.name
 
     def with_options(self, config: TrainConfig) -> "GraphJob":
-        """Return the same job with other options, which ask for the same graph and model."""
         return replace(self, config=config)
 
     def resampled(self, config: TrainConfig) -> "GraphJob":
         """Return a job on the same graph with other options, also other ones of the sampler.
 
-        The defaults of the model and the sampler are filled in.
-
-        Raises:
-            InputError: the graph cannot be cut so.
+        The defaults of the model and the sampler are filled in. InputError if the graph cannot be
+        cut so.
         """
         return _make_job(config, self.graph)
 
@@ -90,13 +86,11 @@ class GraphJob:
 
     @property
     def passes(self) -> tuple[tuple[str, ...], ...]:
-        """The splits that can be scored, all in one pass over the graph."""
         has_validation = len(self.graph.nodes_of(VALIDATION)) > 0
         return (("validation", "test") if has_validation else ("test",),)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the graph is, and how it is cut."""
         graph = self.graph
         whole = (
             f"{graph.num_nodes:,} nodes, {graph.num_edges:,} directed edges, "
@@ -117,11 +111,9 @@ class GraphJob:
 
     @property
     def row_shape(self) -> tuple[int]:
-        """Shape of a node's features in a dense tensor, (d,), or (0,) if they are sparse."""
         return (0 if are_sparse(self.graph.features) else self.graph.num_features,)
 
     def make_model(self, num_parts: int = 1) -> StagedModel:
-        """Make the unsplit model, or a sub-model of it; see `vigpipe.job.job.Job.make_model`."""
         config, graph = self.config, self.graph
         assert config.layers is not None
         assert config.width is not None
@@ -141,7 +133,6 @@ class GraphJob:
         return model
 
     def check(self, layout: Layout, model: StagedModel, plan: Plan) -> None:
-        """Raise InputError if an epoch has fewer sub-graphs than a step takes; see `Job.check`."""
         self._check_shards(layout)
         self._check_sparse_threads(cast(GraphModel, model))
         wanted, most = per_step(self.sampler, layout), min(self.sampler.num_sub_graphs)
@@ -213,7 +204,6 @@ class GraphJob:
             )
 
     def batch_size(self, layout: Layout) -> int:
-        """Return the rows of a full step over all replicas, padding included."""
         return layout.num_replicas * layout.num_microbatches * self.sampler.most_nodes
 
     def microbatch_size(self, layout: Layout) -> int:
@@ -221,15 +211,13 @@ class GraphJob:
         return -(-self.sampler.most_nodes // layout.num_shards)
 
     def rows_before(self, layout: Layout, block: int) -> int:
-        """Return the nodes of a rank that reach a layer, padding included."""
         return -(-self.sampler.most_rows(block) // layout.num_shards)
 
     def most_microbatches(self, layout: Layout) -> int:
-        """Return the number of sub-graphs of an epoch."""
         return sum(self.sampler.num_sub_graphs)
 
     def trials(self, microbatch_sizes: Sequence[int], most: int) -> list[TrialStep]:
-        """Return steps with the largest and smallest sub-graphs; see `vigpipe.job.job.Job.trials`.
+        """Return steps with the largest and smallest sub-graphs.
 
         The costs of nodes and of edges can be told apart best where their numbers differ most.
         """
@@ -243,7 +231,6 @@ class GraphJob:
 
     @property
     def typical_microbatch(self) -> Amounts:
-        """The mean size of a sub-graph."""
         nodes, edges = (fmean(sizes) for sizes in zip(*self._sizes.values(), strict=True))
         return Amounts(nodes, (edges,), self.sampler.most_nodes)
 
@@ -254,29 +241,23 @@ class GraphJob:
         return {n: (sampler.num_nodes(1, n), sampler.num_edges(1, n)) for n in numbers}
 
     def describe_step(self, layout: Layout) -> str:
-        """Say how many sub-graphs one step takes."""
         number = layout.num_replicas * layout.num_microbatches
         what = "the whole graph" if self.config.sampler == "full" else "a sub-graph"
         return what if number == 1 else f"{number} sub-graphs"
 
     def steps_per_epoch(self, layout: Layout) -> int:
-        """Return the number of optimizer steps that take every sub-graph of an epoch once."""
         return steps_per_epoch(self.sampler, layout)
 
     def fill(self, layout: Layout, item: int) -> Fill:
-        """Return how many sub-graphs a step takes; some may be missing at the end of an epoch."""
         return fill(item, self.sampler, layout)
 
     def fill_of_test(self, layout: Layout, num_pipelines: int, num_samples: int) -> Fill:
-        """Return that the only batch of an evaluation, the whole graph, is full."""
         return Fill(num_samples, num_samples)
 
     def why_not_recorded(self, layout: Layout) -> str | None:
-        """Say why steps cannot be recorded as one CUDA graph."""
         return "its micro-batches have one size, and sub-graphs have different edges"
 
     def loss(self, factor: Tensor | None) -> NodeLoss:
-        """Return the loss of a sub-graph."""
         return NodeLoss(factor)
 
     def feed(
@@ -290,7 +271,6 @@ class GraphJob:
         has_last: bool,
         shards: Shards | None = None,
     ) -> GraphFeed:
-        """Return the batches of a rank; see `vigpipe.job.feed.JobFeed.feed`."""
         repartition, sampler = None, self.sampler
         if isinstance(sampler, Parts) and sampler.generations.are_measured:
             num_steps = self.config.steps
@@ -327,33 +307,27 @@ class GraphJob:
     def merged(
         self, stages: Sequence[StagedModel], share: WideShare, pipeline: Pipeline
     ) -> MergedGraphModel:
-        """Return a rank's share of the wide model; see `vigpipe.job.job.Job.merged`."""
         shares = [ByColumns(cast(GraphModel, stage), share) for stage in stages]
         return MergedGraphModel(shares, share, pipeline)
 
     def slicing(self, model: StagedModel) -> Slicing:
-        """Return which sides of a model's tensors are divided among sub-networks."""
         return model.slicing(self.config.partition_input)
 
     def tally(self, splits: Sequence[str], device: torch.device) -> NodeTally:
-        """Begin to add up the scores of some splits."""
         return NodeTally(self.graph, splits, device)
 
     def num_rows(self, layout: Layout, item: int, num_samples: int) -> int:
-        """Return how many nodes a step takes."""
         return num_nodes(item, self.sampler, layout)
 
     def rates(
         self, layout: Layout, item: int, num_samples: int, seconds: float
     ) -> dict[str, float]:
-        """Return what the row of a step says of its nodes."""
         rate = self.num_rows(layout, item, num_samples) / seconds
         of_batch = partial_batch(self.fill(layout, item))
         return {"nodes_per_second": rate, "training_nodes": num_samples, **of_batch}
 
     @property
     def fingerprint(self) -> dict[str, object]:
-        """Numbers that identify the graph and its parts, whatever file it is in."""
         graph = self.graph
         numbers: dict[str, object] = {
             "nodes": graph.num_nodes,
@@ -365,7 +339,6 @@ class GraphJob:
         return numbers
 
     def cost_options(self) -> dict[str, str]:
-        """Return what the costs of the model's pieces depend on, as a profile has it."""
         names = "layers", "width", "heads", "sampler", "partition", "parts", "merge"
         options = {name: str(getattr(self.config, name)) for name in names}
         sizes = [name for name in of_sampler() if name not in options]
@@ -375,7 +348,6 @@ class GraphJob:
         return {**options, "graph": self.graph.sha256}
 
     def weights_metadata(self) -> dict[str, object]:
-        """Return what the weights' file says of the model, and of the features of its nodes."""
         config, graph = self.config, self.graph
         names = "layers", "width", "heads", "aggregator", "norm", "features", "symmetric"
         return {
@@ -387,7 +359,6 @@ class GraphJob:
         }
 
     def summary(self) -> dict[str, object]:
-        """Return the size of the graph, and how it is cut."""
         return {
             "graph": {
                 "nodes": self.graph.num_nodes,
@@ -402,9 +373,7 @@ def open_graph_job(config: TrainConfig) -> GraphJob:
     """Open the graph that the options name, and make what draws its sub-graphs.
 
     The defaults of the model are filled in; options that a prepared folder decides may be None.
-
-    Raises:
-        InputError: there is no such graph, or it cannot be cut so.
+    InputError if there is no such graph, or it cannot be cut so.
     """
     graph = open_graph(
         config.data,

@@ -16,19 +16,15 @@ class NodeLoss(MeanLoss):
     def total(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the sum of the losses of a sub-graph's training nodes.
 
-        Args:
-            logits: (microbatch_size, C).
-            labels: (microbatch_size,) int64 classes, for cross-entropy, NO_LABEL on rows that do
-                not count; or (microbatch_size, C) floating point, 1 for each class of a node and 0
-                for others, for the binary cross-entropy, which is the mean over classes; NO_LABEL
-                on rows that do not count.
+        Labels are (b,) int64 classes, for cross-entropy; or (b, C) floating point, 1 for each class
+        of a node and 0 for others, for the binary cross-entropy, which is the mean over classes.
+        Rows that do not count have NO_LABEL.
         """
         if not labels.is_floating_point():
             return F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="sum")
         return _of_classes(logits, labels).sum() / logits.shape[1]
 
     def weighted_total(self, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-        """Return the sum of these losses times the weights of the nodes, (microbatch_size,)."""
         if labels.is_floating_point():
             return (_of_classes(logits, labels).mean(1) * weights).sum()
         losses = F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="none")

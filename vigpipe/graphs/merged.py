@@ -24,7 +24,6 @@ class MergedGraphModel:
         self._dtype = pipeline.stage_modules[0].dtype
 
     def logits(self, batch: ReplicaBatch) -> Tensor | None:
-        """Run the nodes of a batch through the model in evaluation mode."""
         return self._through(batch, 0, estimate=False)
 
     def take_over(self) -> None:
@@ -34,7 +33,6 @@ class MergedGraphModel:
     def estimate_statistics(
         self, read: Callable[[int], ReplicaBatch], items: Sequence[int]
     ) -> None:
-        """Let BatchNorm's running statistics be those of some batches, without dropout."""
         for batch in map(read, items):
             for number, size in enumerate(batch.sizes):
                 if size:

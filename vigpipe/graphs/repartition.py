@@ -29,7 +29,6 @@ class Repartition:
         self._is_warm = False
 
     def hear(self, step: int, measured: int, busy_seconds: Sequence[float]) -> str | None:
-        """Be told how long the ranks have worked; see `vigpipe.job.feed.Feed`."""
         steps, generations = steps_per_epoch(self._sampler, self._layout), self._generations
         epoch, next_epoch = step // steps + 1, (step + 1) // steps + 1
         number = generations.number(epoch)
@@ -68,15 +67,9 @@ class Repartition:
                 self._seconds.append(seconds)
 
     def progress(self) -> dict[str, object]:
-        """Return what was measured in each generation that has ended."""
         return {_KEY: [list(rates) for rates in self._generations.rates]}
 
     def restore(self, progress: Mapping[str, object]) -> None:
-        """Take the parts of an earlier run, as far as it went.
-
-        Raises:
-            ValueError: what it has measured is not known, or malformed.
-        """
         pairs = progress.get(_KEY)
         if not isinstance(pairs, list):
             raise ValueError(f"it has no {_KEY!r}")

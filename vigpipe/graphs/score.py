@@ -53,11 +53,7 @@ class NodeTally:
         self.sums = torch.zeros(len(splits) * size, dtype=torch.float64, device=device)
 
     def add(self, batch: ReplicaBatch, logits: Tensor) -> None:
-        """Count the nodes of a batch from `GraphFeed.test_batches`, by their logits, (n, C).
-
-        The batch has no labels where another pipeline counts.
-        """
-        if batch.labels is None:
+        if batch.labels is None:  # another pipeline counts
             return
         split_of = self._graph.split if batch.samples is None else self._graph.split[batch.samples]
         for split, sums in zip(self._splits, self.sums.chunk(len(self._splits)), strict=True):
@@ -67,7 +63,6 @@ class NodeTally:
             sums += (_multi if self._graph.is_multi_label else _single)(of_split, labels)
 
     def scores(self, sums: list[float]) -> Mapping[str, NodeScore]:
-        """Return the score of each split."""
         rows = torch.tensor(sums, dtype=torch.float64).chunk(len(self._splits))
         return {split: self._score(row) for split, row in zip(self._splits, rows, strict=True)}
 

@@ -30,12 +30,10 @@ class PooledEdges(Edges):
         self._pool, self._chunks = pool, chunks
 
     def with_loops(self) -> "PooledEdges":
-        """Return the edges with a self-loop at every node; those that there are stay."""
         looped = self.adjacency.with_loops()
         return PooledEdges(looped, self._pool, self._chunks, fused=self.fused)
 
     def sums(self, x: Tensor, weighting: Weighting, added: Tensor | None = None) -> Tensor:
-        """Sum what the edges bring in the pool; see `Edges.sums`."""
         return pooled_sums(x.contiguous(), added, self._sums(weighting))
 
     def sums_then_product(

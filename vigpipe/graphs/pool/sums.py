@@ -28,12 +28,10 @@ class PooledSums(NamedTuple):
     transposed: bool = False
 
     def transpose(self) -> "PooledSums":
-        """Return the sums over the reversed edges."""
         return self._replace(transposed=not self.transposed)
 
     @property
     def rows(self) -> list[slice]:
-        """Nodes of each chunk."""
         return [rows for (rows,) in self.chunks.rows]
 
     def ready(self) -> list[list[int]]:
@@ -83,11 +81,9 @@ class Summing:
             self._start(number)
 
     def take(self, number: int) -> None:
-        """Wait until the sums of a chunk are there."""
         self._tasks[number].result()
 
     def take_all(self) -> None:
-        """Wait until all sums are there."""
         for number in range(len(self._rows)):
             self.take(number)
 
@@ -111,12 +107,10 @@ class SummingFromDevice(Summing):
         self._wait = _mark(x.device)
 
     def give(self, number: int) -> None:
-        """Copy a chunk of x, and let the pool sum what it can then."""
         self._send(number)
         super().give(number)
 
     def give_all(self) -> None:
-        """Copy all chunks of x, and let the pool sum all when they are there."""
         for number in range(len(self._rows)):
             self._send(number)
         super().give_all()

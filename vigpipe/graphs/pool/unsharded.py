@@ -24,7 +24,6 @@ class UnshardedWithPool(Unsharded):
         self._last: tuple[Adjacency, Adjacency] | None = None  # on a GPU, and on the host
 
     def at_step(self, shard: Shard, step: int, device: torch.device) -> Shard:
-        """Return the same, with edges that are summed in the pool."""
         assert isinstance(shard.edges, Adjacency)  # `check_job` has refused others
         num_nodes = shard.edges.num_targets
         if self._chunks.num_nodes != num_nodes:
@@ -41,5 +40,4 @@ class UnshardedWithPool(Unsharded):
         return self._last[1]
 
     def finish(self) -> None:
-        """End the pool."""
         self._pool.close()

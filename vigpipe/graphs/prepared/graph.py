@@ -23,7 +23,6 @@ class PreparedGraph(Graph):
 
     @cached_property
     def partition(self) -> Partition:
-        """The parts of the folder."""
         manifest = self.manifest
         return Partition(
             manifest.partition,
@@ -37,7 +36,6 @@ class PreparedGraph(Graph):
 
     @property
     def loops(self) -> np.ndarray:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The nodes that have an edge to themselves, as the folder lists them."""
         return self.stored_loops
 
     @property

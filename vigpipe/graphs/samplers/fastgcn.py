@@ -37,7 +37,6 @@ class ImportantNodes:
         self._factors = np.zeros(graph.num_nodes)  # all 0 between calls
 
     def sample(self, targets: np.ndarray, layer: int, draws: np.random.Generator) -> Edges:
-        """Draw nodes, and take the edges from these to the targets."""
         drawn = self._urn.draw(self._num, draws)
         nodes, times = np.unique_counts(drawn)
         rows, edges = self._graph.edges_into(targets)
@@ -50,5 +49,4 @@ class ImportantNodes:
         return Edges(nums, sources[is_taken], factors[is_taken])
 
     def most_sources(self, num_targets: int, layer: int) -> int:
-        """Bound the number of nodes by those that are drawn."""
         return self._num

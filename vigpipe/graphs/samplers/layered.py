@@ -84,7 +84,6 @@ class InLayers(Sampler):
         self._sizes = Sizes()
 
     def draw(self, epoch: int, number: int) -> SubGraph:
-        """Return the nodes of a batch with what their features are made of."""
         with self._lock:
             positions = self._positions
             nodes = self._batch(epoch, number)
@@ -112,29 +111,23 @@ class InLayers(Sampler):
         return SubGraph(nodes, adjacency)
 
     def most_rows(self, layer: int) -> int:
-        """Bound the nodes that a layer takes; after the last one, those of a batch."""
         return self._most_rows[self._num_layers - layer]
 
     def num_nodes(self, epoch: int, number: int) -> int:
-        """Count the nodes that the first layer takes."""
         return self._size(epoch, number)[0]
 
     def about_nodes(self, epoch: int, number: int) -> int:
-        """Count the nodes of a batch that was drawn; otherwise return a mean of others."""
         size = self._sizes.get(epoch, number)
         return size[0] if size else self._mean_nodes
 
     def num_training_nodes(self, epoch: int, number: int) -> int:
-        """Count the nodes of the batch."""
         first = number * self._batch_nodes
         return min(self._batch_nodes, len(self._train) - first)
 
     def num_edges(self, epoch: int, number: int) -> int:
-        """Count the edges of all layers."""
         return self._size(epoch, number)[1]
 
     def describe(self) -> str:
-        """Say how the training nodes are cut."""
         return (
             f"an epoch has {self.num_sub_graphs[0]:,} batches of {self._batch_nodes:,} training "
             f"nodes, whose first layer takes at most {self.most_nodes:,} nodes"

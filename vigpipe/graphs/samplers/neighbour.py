@@ -26,7 +26,6 @@ class Neighbours:
         self._degrees = np.diff(graph.indptr)
 
     def sample(self, targets: np.ndarray, layer: int, draws: np.random.Generator) -> Edges:
-        """Take some of the edges that end in each target."""
         most = self._fanouts[layer]
         starts, degrees = self._graph.indptr[targets], self._degrees[targets]
         nums = np.minimum(degrees, most)
@@ -39,7 +38,7 @@ class Neighbours:
         return Edges(nums, self._graph.indices[edges], factors)
 
     def most_sources(self, num_targets: int, layer: int) -> int:
-        """Bound the number of nodes by the neighbours of the nodes that have most."""
+        """Bound the sources by the neighbours of the nodes that have most."""
         nums = np.minimum(self._degrees, self._fanouts[layer])
         first = len(nums) - num_targets
         return int(np.partition(nums, first)[first:].sum() if first > 0 else nums.sum())

@@ -47,26 +47,21 @@ class Parts(Sampler):
         self._take = lru_cache(len(generations.most_nodes) if num_joined == 1 else 1)(self._join)
 
     def draw(self, epoch: int, number: int) -> SubGraph:
-        """Return the sub-graph on the parts whose turn it is."""
         parts = tuple(sorted(self._parts(epoch)[number].tolist()))
         return self._take(self.generations.partition(epoch), parts)
 
     def num_nodes(self, epoch: int, number: int) -> int:
-        """Count the nodes of the sub-graph on these parts."""
         return int(self.generations.partition(epoch).sizes[self._parts(epoch)[number]].sum())
 
     def num_training_nodes(self, epoch: int, number: int) -> int:
-        """Count the training nodes of these parts."""
         of_parts = self._num_train(self.generations.partition(epoch))
         return int(of_parts[self._parts(epoch)[number]].sum())
 
     def num_edges(self, epoch: int, number: int) -> int:
-        """Count the directed edges of the sub-graph on these parts."""
         parts = self._parts(epoch)[number]
         return int(self._edges(self.generations.partition(epoch))[parts][:, parts].sum())
 
     def describe(self) -> str:
-        """Say what the parts of the first epoch are."""
         return str(self.generations.partition(1))
 
     def as_table(self) -> dict[str, object]:

@@ -44,7 +44,6 @@ class Saint(Sampler):
         self.num_sub_graphs = (int(np.ceil(graph.num_nodes / counts.mean_nodes)),)
 
     def draw(self, epoch: int, number: int) -> SubGraph:
-        """Return the sub-graph on the nodes that are drawn."""
         nodes = self._nodes(epoch, number)
         indptr, indices, edges = self._induced.numbered(nodes)
         self._sizes.put(epoch, number, len(nodes), len(edges))
@@ -55,11 +54,9 @@ class Saint(Sampler):
         return SubGraph(nodes, Sampled(*map(torch.from_numpy, arrays)), weights)
 
     def num_nodes(self, epoch: int, number: int) -> int:
-        """Count the nodes that are drawn."""
         return len(self._nodes(epoch, number))
 
     def about_nodes(self, epoch: int, number: int) -> int:
-        """Count the nodes of a sub-graph that was drawn; otherwise return the mean."""
         size = self._sizes.get(epoch, number)
         return size[0] if size else round(self.counts.mean_nodes)
 
@@ -68,12 +65,10 @@ class Saint(Sampler):
         return self._num_train
 
     def num_edges(self, epoch: int, number: int) -> int:
-        """Count the edges between the nodes that are drawn."""
         size = self._sizes.get(epoch, number)
         return size[1] if size else len(self._induced.numbered(self._nodes(epoch, number))[1])
 
     def describe(self) -> str:
-        """Say what was counted beforehand."""
         counts = self.counts
         came = f"counted in {counts.seconds:.1f} s{', and read from a file' * counts.was_read}"
         return (
@@ -83,7 +78,6 @@ class Saint(Sampler):
         )
 
     def as_table(self) -> dict[str, object]:
-        """Return what was counted beforehand, and the edges that those sub-graphs have kept."""
         counts = self.counts
         num_ending = int(counts.of_nodes @ self._degrees.plain)
         return {

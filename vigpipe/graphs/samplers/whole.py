@@ -20,23 +20,18 @@ class WholeGraph(Sampler):
         self._whole = whole(graph)
 
     def draw(self, epoch: int, number: int) -> SubGraph:
-        """Return the graph."""
         return self._whole
 
     def num_nodes(self, epoch: int, number: int) -> int:
-        """Count the nodes of the graph."""
         return self.most_nodes
 
     def num_training_nodes(self, epoch: int, number: int) -> int:
-        """Count the training nodes of the graph."""
         return self._num_train
 
     def num_edges(self, epoch: int, number: int) -> int:
-        """Count the edges of the graph."""
         return self._whole.adjacency.num_edges
 
     def as_table(self) -> dict[str, object]:
-        """Return that all edges are kept."""
         return {"kept_edge_fraction": 1.0}
 
 

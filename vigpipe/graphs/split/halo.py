@@ -71,7 +71,6 @@ class Halo:
     sizes: tuple[int, ...]
 
     def to(self, device: torch.device) -> "Halo":
-        """Return the same on a device."""
         given = tuple(rows.to(device) for rows in self.given)
         return replace(self, edges=self.edges.to(device), given=given)
 
@@ -174,28 +173,22 @@ class HaloEdges(SharedEdges):
         self._last: tuple[Tensor, Tensor] | None = None
 
     def sums(self, x: Tensor, weighting: Weighting, added: Tensor | None = None) -> Tensor:
-        """Sum what the edges bring, from the halo too; see `Edges.sums`."""
         return super().sums(self._with_halo(x), weighting, added)
 
     def maximum(self, x: Tensor) -> Tensor:
-        """Take the maximum of what the edges bring, from the halo too: (n_k, C) -> (n_k, C)."""
         return super().maximum(self._with_halo(x))
 
     def pair_keys(self, keys: Tensor) -> Tensor:
-        """Make a key of each edge into the rank's nodes: (n_k,) int64 -> (e_k,) int64."""
         return super().pair_keys(with_halo(keys[:, None], self.halo, self.shards)[:, 0])
 
     def pair_softmax(self, of_sources: Tensor, of_targets: Tensor, slope: float) -> Tensor:
-        """Score the edges into the rank's nodes; see `Edges.pair_softmax`."""
         return super().pair_softmax(self._with_halo(of_sources), of_targets, slope)
 
     def pair_scores(self, left: Tensor, right: Tensor, weights: Tensor, slope: float) -> Tensor:
-        """Score the edges into the rank's nodes; see `Edges.pair_scores`."""
         self._last = left, self._with_halo(left)
         return super().pair_scores(self._last[1], right, weights, slope)
 
     def attention_sum(self, shares: Tensor, x: Tensor) -> Tensor:
-        """Sum what the edges bring, from the halo too: (n_k, H * c)."""
         last, rows = self._last or (None, None)
         self._last = None
         if rows is None or last is not x:

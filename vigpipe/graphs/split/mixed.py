@@ -46,7 +46,6 @@ class MixedEdges(SharedEdges):
         self._last: tuple[Tensor, Tensor] | None = None
 
     def sums(self, x: Tensor, weighting: Weighting, added: Tensor | None = None) -> Tensor:
-        """Sum what the edges bring, a rank's columns at a time; see `Edges.sums`."""
         columns = self._to_columns(x) if self._is_features(x) else None
         return switched_sums(x, columns, added, self._sums(weighting), self.shards, self._chunks)
 
@@ -60,7 +59,7 @@ class MixedEdges(SharedEdges):
         itself: Tensor | None = None,
         beside: tuple[Features, Tensor] | None = None,
     ) -> Tensor:
-        """Write products where they are summed; see `Edges.product_then_sums`."""
+        """Write products where they are summed."""
         is_autocast = torch.is_autocast_enabled(weight.device.type)
         if itself is not None or is_autocast or not isinstance(x, Tensor):
             return super().product_then_sums(
@@ -74,22 +73,19 @@ class MixedEdges(SharedEdges):
         return WholeSums(self.adjacency, weighting, self.fused)
 
     def maximum(self, x: Tensor) -> Tensor:
-        """Take the maximum of what the edges bring, a rank's columns at a time: (n_k, C)."""
         return to_rows(super().maximum(self._to_columns(x)), self.shards, x.shape[1])
 
     def pair_keys(self, keys: Tensor) -> Tensor:
-        """Make a key of each edge, from the nodes' keys of all ranks: (n_k,) -> (e,) int64."""
         counts = self.shards.counts(self._num_nodes)
         return super().pair_keys(self.shards.gathered(keys, counts, SCORES))
 
     def pair_softmax(self, of_sources: Tensor, of_targets: Tensor, slope: float) -> Tensor:
-        """Score all edges on every rank; see `Edges.pair_softmax`."""
         ends = torch.cat((of_sources, of_targets), 1)
         of_sources, of_targets = all_rows(ends, self.shards, self._num_nodes).chunk(2, 1)
         return super().pair_softmax(of_sources, of_targets, slope)
 
     def pair_scores(self, left: Tensor, right: Tensor, weights: Tensor, slope: float) -> Tensor:
-        """Score all edges with the rank's columns of each head, and add up; see `Edges`."""
+        """Score all edges with the rank's columns of each head, and add up."""
         heads = len(weights)
         columns = self._to_columns(left, heads), self._to_columns(right, heads)
         self._last = left, columns[0]
@@ -97,7 +93,6 @@ class MixedEdges(SharedEdges):
         return total(super().pair_scores(*columns, own.contiguous(), slope), self.shards)
 
     def attention_sum(self, shares: Tensor, x: Tensor) -> Tensor:
-        """Sum what the edges bring, some columns of each head on every rank: (n_k, H * c)."""
         heads, (last, columns) = shares.shape[1], self._last or (None, None)
         self._last = None
         if columns is None or last is not x:

@@ -78,17 +78,14 @@ class Unsharded(Sharding):
     has_all = True
 
     def own(self, nodes: np.ndarray) -> np.ndarray:
-        """Return all nodes."""
         return nodes
 
     def most(self, num_nodes: int) -> int:
-        """Return the number of nodes."""
         return num_nodes
 
     def shard(
         self, sub_graph: SubGraph, device: torch.device, features: Tensor | None = None
     ) -> Shard:
-        """Return the sub-graph, with its edges on the device."""
         edges = sub_graph.adjacency.to(device)
         return Shard(sub_graph.nodes, edges, edges.num_targets, sub_graph.weights)
 
@@ -104,17 +101,14 @@ class ShardedByRows(Sharding):
         self._fused = fused
 
     def own(self, nodes: np.ndarray) -> np.ndarray:
-        """Choose an m-th of the nodes, which follow one another."""
         return nodes[self._shards.own(len(nodes))]
 
     def most(self, num_nodes: int) -> int:
-        """Return an m-th of the nodes."""
         return self._shards.count(num_nodes)
 
     def shard(
         self, sub_graph: SubGraph, device: torch.device, features: Tensor | None = None
     ) -> Shard:
-        """Choose some rows of a sub-graph; all edges stay, unless they travel."""
         nodes, adjacency, weights = sub_graph
         assert isinstance(adjacency, Adjacency)  # `GraphJob.check` has refused others
         shards, fused = self._shards, self._fused
@@ -147,17 +141,14 @@ class ShardedByParts(Sharding):
         return np.flatnonzero(self._owners == self._shards.rank)
 
     def own(self, nodes: np.ndarray) -> np.ndarray:
-        """Return the nodes of the rank's part; `nodes` are always those of the whole graph."""
-        return self._own
+        return self._own  # the nodes are always those of the whole graph
 
     def most(self, num_nodes: int) -> int:
-        """Return the number of nodes of the part."""
         return len(self._own)
 
     def shard(
         self, sub_graph: SubGraph, device: torch.device, features: Tensor | None = None
     ) -> Shard:
-        """Choose the rank's part of the graph."""
         assert isinstance(sub_graph.adjacency, Adjacency)
         self._halo = make_halo(sub_graph.adjacency, self._owners, self._shards.rank)
         edges = self._edges(self._halo.to(device), features)
@@ -177,6 +168,5 @@ class ShardedByParts(Sharding):
         return shard._replace(edges=self._edges(some.to(device)))
 
     def finish(self) -> None:
-        """Wait for halos that come late."""
         if self._stale is not None:
             self._stale.finish()

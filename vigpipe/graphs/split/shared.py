@@ -43,31 +43,26 @@ class SharedEdges(Edges):
 
     @property
     def num_sources(self) -> int:
-        """Number of rows that this rank has."""
         return self._num_rows
 
     @property
     def num_targets(self) -> int:
-        """The same number: all nodes of the graph are targets."""
         return self._num_rows
 
     def with_loops(self) -> Self:
-        """Return the edges with a self-loop at every node; both use the same fetched rows."""
         looped = copy(self)
         looped.adjacency = self.adjacency.with_loops()
         return looped
 
     def own(self, x: Tensor) -> Tensor:
-        """Return the rank's rows as they are."""
         return x
 
     def own_and_mean(self, both: Tensor) -> Tensor:
-        """Add the second half of the channels, which does not travel; see `Edges`."""
+        """Add the second half of the channels, which does not travel."""
         sent, kept = both.chunk(2, dim=1)
         return self.sums(sent, "mean", kept)
 
     def normalised(self, norm: nn.Module, x: Tensor) -> Tensor:
-        """Normalise the rank's rows; BatchNorm with the statistics of all."""
         if isinstance(norm, BatchNorm) and norm.training:
             return shared_batch_norm(norm, x, self.shards)
         return norm(x)

@@ -62,17 +62,14 @@ class WholeSums(NamedTuple):
 
     @property
     def num_nodes(self) -> int:
-        """Number n of nodes."""
         return self.adjacency.num_targets
 
     def transpose(self) -> "WholeSums":
-        """Return the sums over the reversed edges."""
         return self._replace(transposed=not self.transposed)
 
     def write(
         self, x: Tensor, rows: Sequence[slice], out: Sequence[Tensor], added: Tensor | None
     ) -> None:
-        """Write the sums of some pieces of rows; see `Sums.write`."""
         options = {"transposed": self.transposed, "fused": self.fused}
         for piece, of_piece in zip(rows, out, strict=True):
             write_sums(self.adjacency, x, self.weighting, piece, of_piece, added, **options)

@@ -39,7 +39,6 @@ class Block(Adjacency):
     def factors(
         self, weighting: Weighting, dtype: torch.dtype, transposed: bool = False
     ) -> Factors:
-        """Return the nodes' factors in the graph of the block; see `Adjacency.factors`."""
         assert not transposed  # the reversed edges are another block
         _, of_sources, of_targets = self._of_nodes.factors(weighting, dtype, self._is_transposed)
         return Factors(None, of_sources, None if of_targets is None else of_targets[self._rows])
@@ -100,11 +99,9 @@ class TravellingSums(NamedTuple):
 
     @property
     def num_nodes(self) -> int:
-        """Number n of nodes."""
         return self.blocks.num_nodes
 
     def transpose(self) -> "TravellingSums":
-        """Return the sums over the reversed edges."""
         return self._replace(transposed=not self.transposed)
 
     def write(
@@ -138,13 +135,11 @@ class TravellingEdges(MixedEdges):
         self._has_loops = False
 
     def with_loops(self) -> Self:
-        """Return the edges with a self-loop at every node; both use the same fetched rows."""
         looped = copy(self)
         looped._has_loops = True
         return looped
 
     def maximum(self, x: Tensor) -> Tensor:
-        """Take the maximum of what the edges bring, a rank's columns at a time: (n_k, C)."""
         y = _Maximum.apply(self._to_columns(x), self._blocks, x.shape[1], self.shards, self.fused)
         return y  # pyright: ignore[reportReturnType]
 
