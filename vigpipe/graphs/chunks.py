@@ -10,22 +10,17 @@ from vigpipe.parallel.switch import cut
 
 
 class Chunks:
-    """The nodes in chunks, each of which has some rows of every rank.
-
-    Attributes:
-        of_ranks: the nodes of each rank.
-        rows: for each chunk, the nodes of it that each rank has.
-    """
+    """The nodes in chunks, each of which has some rows of every rank."""
 
     def __init__(self, num_chunks: int, of_ranks: Sequence[slice]) -> None:
         self.of_ranks = of_ranks
         cuts = [cut(of_rank, num_chunks) for of_rank in of_ranks]
+        # A chunk has a slice of the nodes of each rank.
         self.rows = [list(of_chunk) for of_chunk in zip(*cuts, strict=True)]
         self._last: WeakKeyDictionary[Adjacency, list[int]] = WeakKeyDictionary()
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes of all ranks."""
         return self.of_ranks[-1].stop
 
     def local(self, of_chunk: Sequence[slice], rank: int) -> slice:

@@ -50,28 +50,19 @@ _WORD = re.compile(r"[a-z][a-z0-9+#-]+")
 
 @dataclass(frozen=True)
 class Package:
-    """What the graph takes from a package's stanza.
+    """What the graph takes from a package's stanza."""
 
-    Attributes:
-        source: name of the source package that it is built from.
-        section: without the archive area; empty if it has none.
-        description: its first line.
-        needs: names of packages that it depends on or recommends, all alternatives of each.
-    """
-
-    source: str
-    section: str
-    description: str
-    needs: tuple[str, ...]
+    source: str  # the source package that it is built from
+    section: str  # without the archive area; empty if it has none
+    description: str  # its first line
+    needs: tuple[str, ...]  # packages it depends on or recommends, all alternatives of each
 
 
 def read_packages(folder: Path) -> dict[str, Package]:
     """Read apt's lists of packages, `*_Packages`, plain or compressed, in the order of their names.
 
-    Returns the packages by name. Of several stanzas of a name the first counts.
-
-    Raises:
-        InputError: there are no such lists, or one cannot be read.
+    Returns the packages by name. Of several stanzas of a name the first counts. InputError if
+    there are no such lists, or one cannot be read.
     """
     packages: dict[str, Package] = {}
     for path in sorted(folder.glob(_PATTERN)):
@@ -122,12 +113,10 @@ def make_arrays(packages: Mapping[str, Package]) -> dict[str, np.ndarray]:
 
     The nodes are the packages, sorted by name. An edge goes from a package to each that it needs,
     if that is among them. The classes are the sections of at least LEAST_IN_CLASS packages, the
-    largest first. Each of NUM_FEATURES features says whether a word of the description, apart from
-    the package's own name, falls into its bucket. The split is by the source package, whose
-    packages depend on one another: 60 % are for training, 20 % for validation and 20 % for test.
-
-    Raises:
-        InputError: no section is large enough to be a class.
+    largest first; InputError if there is none. Each of NUM_FEATURES features says whether a word of
+    the description, apart from the package's own name, falls into its bucket. The split is by the
+    source package, whose packages depend on one another: 60 % are for training, 20 % for validation
+    and 20 % for test.
     """
     names = sorted(packages)
     stanzas = [packages[name] for name in names]

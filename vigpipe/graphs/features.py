@@ -45,12 +45,10 @@ class StoredFeatures:
     dtype: torch.dtype
 
     def __len__(self) -> int:
-        """Return the number of nodes."""
         return len(self.rows)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The numbers of nodes and of features."""
         return self.rows.shape
 
     def part(self, start: int, end: int) -> Tensor | SparseRows:
@@ -75,18 +73,13 @@ def for_model(features: Rows, is_sparse: bool) -> Tensor | SparseRows:
 
 
 def scaled(features: Rows, scaling: Scaling, where: str) -> Rows:
-    r"""Scale the features of all nodes.
+    """Scale the features of all nodes, (n, d) float32, dense or sparse; `raw` leaves them.
 
     `row` divides each row by its sum. `tfidf` is scikit-learn's TfidfTransformer: x_ij becomes
     x_ij · (ln((1 + n) / (1 + n_j)) + 1), where n_j of the n nodes have a feature j that is not 0,
     and then each row is divided by its Euclidean length. All nodes count, also those of the test,
-    because their features are known in training. Rows of zeros stay.
-
-    Takes and returns (n, d) float32, dense or sparse; for `raw` the same array. Errors begin with
-    `where`.
-
-    Raises:
-        InputError: there are features below 0, which have no such scales.
+    because their features are known in training. Rows of zeros stay. Features below 0 have no such
+    scales: an InputError, which begins with `where`.
     """
     if scaling == "raw":
         return features

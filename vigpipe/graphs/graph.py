@@ -48,28 +48,23 @@ class Graph:
 
     @property
     def num_nodes(self) -> int:
-        """Number n of nodes."""
         return len(self.indptr) - 1
 
     @property
     def num_edges(self) -> int:
-        """Number e of directed edges."""
         return len(self.indices)
 
     @property
     def num_features(self) -> int:
-        """Number d of features of a node."""
         shape: Any = self.features.shape  # scipy says it can be None
         return shape[1]
 
     @property
     def num_classes(self) -> int:
-        """Number C of classes."""
         return len(self.class_names)
 
     @property
     def is_multi_label(self) -> bool:
-        """Whether a node may have several classes."""
         return self.labels.ndim == 2
 
     def nodes_of(self, split: int) -> np.ndarray:
@@ -81,7 +76,6 @@ class Graph:
         return nodes if self.numbers is None else self.numbers[nodes]
 
     def edges_into(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the edges that end in some nodes; see `edges_into`."""
         return edges_into(self.indptr, nodes)
 
     def sources(self) -> np.ndarray:
@@ -110,9 +104,8 @@ class Graph:
 def edges_into(indptr: np.ndarray, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the edges that end in some nodes, (m,) int64, in any order; `indptr` is a Graph's.
 
-    Returns:
-        Where in the list of these edges those of each node begin, (m + 1,) int64, and their
-        numbers, (e,) int64.
+    Returns where in the list of these edges those of each node begin, (m + 1,) int64, and their
+    numbers, (e,) int64.
     """
     starts = indptr[nodes]
     degrees = indptr[nodes + 1] - starts
@@ -147,18 +140,10 @@ def sort_rows(indptr: np.ndarray, indices: np.ndarray) -> np.ndarray:
 def in_rows(
     sources: np.ndarray, targets: np.ndarray, num_nodes: int, *, both_ways: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sort edges by their targets, then by their sources, each once.
+    """Sort edges by their targets, then by their sources, each once; return a Graph's rows.
 
-    Besides its arguments this holds two int64 arrays of the edges at a time.
-
-    Args:
-        sources: (e,) integers from 0 to n - 1, the nodes that the edges come from.
-        targets: (e,) integers from 0 to n - 1, the nodes that they end in.
-        num_nodes: n.
-        both_ways: add the reverse of every edge.
-
-    Returns:
-        `indptr` and `indices` of a Graph.
+    The ends are (e,) integers from 0 to n - 1. `both_ways` adds the reverse of every edge. Besides
+    its arguments this holds two int64 arrays of the edges at a time.
     """
     num_edges = len(sources)
     keys = np.empty((1 + both_ways) * num_edges, dtype=np.int64)

@@ -30,11 +30,9 @@ def _replicas_per_group(sampler: Sampler, layout: Layout) -> int:
 def sub_graphs(
     step: int, replica: int, sampler: Sampler, layout: Layout
 ) -> tuple[int, list[int | None]]:
-    """Return which sub-graphs a replica takes in a step.
+    """Return the epoch of a step, counted from 1, and which of its sub-graphs a replica takes.
 
-    Returns:
-        The epoch, counted from 1, and the number of each micro-batch's sub-graph in it; None where
-        the replica's group has no more.
+    Each micro-batch has a number, or None where the replica's group has no more.
     """
     epoch, step_of_epoch = divmod(step, steps_per_epoch(sampler, layout))
     group, member = divmod(replica, _replicas_per_group(sampler, layout))

@@ -26,17 +26,11 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Form(NamedTuple):
-    """What a file must hold.
+    """What a file must hold."""
 
-    Attributes:
-        what: for the user, such as "3 parts of 60 nodes".
-        like: dtype and shape of every array.
-        is_right: says of arrays of these shapes whether their numbers can be right.
-    """
-
-    what: str
-    like: Mapping[str, tuple[type[np.generic], tuple[int, ...]]]
-    is_right: Callable[[Arrays], bool]
+    what: str  # for the user, such as "3 parts of 60 nodes"
+    like: Mapping[str, tuple[type[np.generic], tuple[int, ...]]]  # dtype and shape of every array
+    is_right: Callable[[Arrays], bool]  # whether numbers in arrays of these shapes can be right
 
 
 class Kept(NamedTuple):
@@ -65,10 +59,8 @@ def keep(
 ) -> float | None:
     """Write a file for `read_kept`, with how many seconds it took to make its arrays.
 
-    Ranks may do so at the same time, with the same content.
-
-    Returns:
-        How long it took to read the file again, as other ranks do; None if it cannot be written.
+    Ranks may do so at the same time, with the same content. Returns how long it took to read the
+    file again, as other ranks do; None if it cannot be written.
     """
     for folder in _folders(beside):
         path = folder / f"{name}.safetensors"

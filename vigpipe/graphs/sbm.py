@@ -25,11 +25,8 @@ def draw(name: str, seed: int) -> Graph:
     with the number of edges fixed instead of drawn.
 
     The name has the FORM, where DEGREE is the mean number of neighbours before repetitions are left
-    out; by default 10 classes, 64 features and degree 10. With one version of NumPy, the same seed
-    draws the same graph.
-
-    Raises:
-        InputError: the name is of another form, or the numbers are too small or too large.
+    out; InputError for other names, and for numbers that are too small or too large. With one
+    version of NumPy, the same seed draws the same graph.
     """
     num_nodes, num_classes, num_features, degree = _parse(name)
     generator = np.random.default_rng(seed)

@@ -18,15 +18,11 @@ from vigpipe.parallel.batch import ReplicaBatch
 class NodeScore(Score):
     """The score of a model on the nodes of a split; every node counts exactly once.
 
-    Attributes:
-        loss: mean cross-entropy; of nodes that may have several classes, the binary one.
-        accuracy: the fraction of the nodes whose most likely class is right; where nodes may have
-            several classes, of all pairs of a node and a class that are right.
-        micro_f1: F1 of all pairs of a node and a class taken together. With one class a node this
-            is the accuracy.
-        macro_f1: the mean F1 of the classes. As in scikit-learn, a class that no node has, and that
-            is predicted for none, does not count.
-        num_samples: number of nodes.
+    The loss is the mean cross-entropy. Where nodes may have several classes, it is the binary one,
+    and the accuracy the fraction of all pairs of a node and a class that are right. `micro_f1` is
+    the F1 of all these pairs taken together; with one class a node it is the accuracy. `macro_f1`
+    is the mean F1 of the classes. As in scikit-learn, a class that no node has, and that is
+    predicted for none, does not count.
     """
 
     main_name: ClassVar[str] = "accuracy"
@@ -40,15 +36,12 @@ class NodeScore(Score):
 
 
 class NodeTally:
-    """Counts what the scores of some splits are made of, from the logits of a graph.
-
-    Attributes:
-        sums: (splits * (3 + 3 C),) float64: of each split the loss, what is right and the number of
-            nodes; then for each class true positives, nodes that have it, and nodes predicted to.
-    """
+    """Counts what the scores of some splits are made of, from the logits of a graph."""
 
     def __init__(self, graph: Graph, splits: Sequence[str], device: torch.device) -> None:
         self._graph, self._splits = graph, splits
+        # A split has its loss, what is right and the number of nodes; then for each class the true
+        # positives, the nodes that have it, and those predicted to.
         size = 3 + 3 * graph.num_classes
         self.sums = torch.zeros(len(splits) * size, dtype=torch.float64, device=device)
 

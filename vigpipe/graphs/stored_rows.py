@@ -32,7 +32,6 @@ class StoredRows:
         self.shape, self.dtype, self.num_stored = shape, np.dtype(dtype), num_stored
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return self.shape[0]
 
     def __getitem__(self, rows: slice | np.ndarray) -> Any:  # noqa: ANN401

@@ -86,9 +86,7 @@ def make_split(parts: Iterable[tuple[int, np.ndarray | None, str]], num_nodes: i
     """Make the split, (n,) int8, of lists of nodes; NO_SPLIT for nodes in no list.
 
     Each part is TRAIN, VALIDATION or TEST, with its nodes and the words that an error begins with.
-
-    Raises:
-        InputError: a list is missing, has other nodes than 0 to n - 1, or nodes of another list.
+    InputError if a list is missing, has other nodes than 0 to n - 1, or nodes of another list.
     """
     split = np.full(num_nodes, NO_SPLIT, np.int8)
     for part, nodes, where in parts:
@@ -109,13 +107,10 @@ def make_rows(
     shape: tuple[int, int],
     where: str,
 ) -> csr_array:
-    """Make sparse features, (n, d), of compressed rows (CSR).
+    """Make sparse features, (n, d), of compressed rows (CSR); InputError if they are none.
 
     The arrays are integers, (n + 1,) and (m,), and numbers, (m,), or None for ones. Numbers in the
     same row and column are added up. Messages begin with `where`.
-
-    Raises:
-        InputError: these are no compressed rows of that shape.
     """
     num_rows, num_columns = shape
     if not 1 <= num_columns <= MOST_FEATURES:

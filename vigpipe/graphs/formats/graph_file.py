@@ -19,8 +19,7 @@ _OPTIONAL = ("x", *_ROWS, "x_data", "x_shape", "num_features", "classes", "names
 def read(path: Path) -> Graph:
     """Read a graph file; docs/graph-data.md has the table of its arrays.
 
-    Raises:
-        InputError: the file cannot be read, or holds no graph to train on.
+    InputError if the file cannot be read, or holds no graph to train on.
     """
     arrays = read_npz(path, _REQUIRED, _OPTIONAL, mapped=("x",))
     labels = arrays["y"]

@@ -21,10 +21,7 @@ _MOST_JSON = 2 << 30  # AmazonProducts' classes are zeros and ones of 1,569,960 
 
 
 def read(name: str, folder: Path) -> Graph:
-    """Read a graph from FILES; see `named.DataSet`.
-
-    Its features are not scaled; GraphSAINT's own code scales them.
-    """
+    """Read a graph from FILES. Its features are not scaled; GraphSAINT's own code scales them."""
     adjacency, features_path, classes, roles = (folder / file for file in FILES)
     features = read_npy(features_path, mapped=True)
     if not features.size or features.ndim != 2:

@@ -40,9 +40,7 @@ def read(data_set: DataSet, data_dir: Path, *, download: bool) -> Graph:
     """Read a data set from its folder in `data_dir`.
 
     With `download`, all files are fetched if one is missing; one process at a time may do so.
-
-    Raises:
-        InputError: files are missing, cannot be fetched or cannot be read.
+    InputError if files are missing, cannot be fetched or cannot be read.
     """
     folder = data_dir / data_set.folder
     # Path.exists raises PermissionError in a folder that cannot be searched.

@@ -31,7 +31,7 @@ def file_names(name: str) -> tuple[str, ...]:
 
 
 def read(name: str, folder: Path) -> Graph:
-    """Read a graph; as in ogb, edges of ogbn-products go both ways. See `named.DataSet`."""
+    """Read a graph; as in ogb, edges of ogbn-products go both ways."""
     edges, features, labels = (
         _table(folder / file, dtype)
         for file, dtype in zip(_RAW, (np.int64, np.float32, np.int64), strict=True)

@@ -26,16 +26,11 @@ _MOST_DIMENSIONS = 2
 
 
 def read_pickle(path: Path) -> Any:  # noqa: ANN401
-    """Read a pickle of an array, a sparse matrix or a table.
+    """Read a pickle, of any protocol, of an array, a sparse matrix or a table.
 
-    The file may have MOST_BYTES bytes, and any protocol of pickle.
-
-    Returns:
-        A numpy array of numbers, a csr_array of float32 for scipy's csr_matrix, or numbers, texts,
-        lists and dicts as Python itself writes them.
-
-    Raises:
-        InputError: the file cannot be read, is damaged, or needs anything else.
+    Returns a numpy array of numbers, a csr_array of float32 for scipy's csr_matrix, or numbers,
+    texts, lists and dicts as Python itself writes them. InputError if the file cannot be read, has
+    more than MOST_BYTES, is damaged, or needs anything else.
     """
     content = read_bytes(path, MOST_BYTES)
     try:

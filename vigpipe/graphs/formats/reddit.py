@@ -17,7 +17,7 @@ _TYPES = {1: TRAIN, 2: VALIDATION, 3: TEST}
 
 
 def read(name: str, folder: Path) -> Graph:
-    """Read the graph from FILES; see `named.DataSet`."""
+    """Read the graph from FILES."""
     nodes = read_npz(folder / FILES[0], ("feature", "label", "node_types"), mapped=("feature",))
     edges = read_npz(folder / FILES[1], ("row", "col"))
     split = np.full(nodes["node_types"].shape, NO_SPLIT)

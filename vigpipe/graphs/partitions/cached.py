@@ -20,9 +20,7 @@ def cached_partition(
 
     The file is named after method, number of parts, seed and the SHA-256 of the graph. Random parts
     are quicker made than read, and are never kept. Ranks may call this at the same time: each then
-    makes the partition, the same one.
-
-    Args and errors: see `make_partition`; `beside`: see `read_kept`.
+    makes the partition, the same one. For `beside` see `read_kept`.
     """
     if method == "random":
         return make_partition(graph, method, num_parts, seed)

@@ -29,16 +29,12 @@ class Generations:
     nodes are in which part depends on seed and generation only, while the parts keep their sizes.
     The others are balanced by measured time, and keep their nodes until there are measurements. A
     generation lasts `every` epochs, or the whole run if that is None.
-
-    Attributes:
-        rates: what was measured in the first generation, the second, and so on.
-        most_nodes: a bound for the nodes of every part in all generations, (k,) int64.
     """
 
     def __init__(self, graph: Graph, first: Partition, every: int | None, seed: int) -> None:
         self._graph, self._first, self._every, self._seed = graph, first, every, seed
-        self.rates: list[Rates] = []
-        self.most_nodes = first.sizes
+        self.rates: list[Rates] = []  # what was measured in the generations that have ended
+        self.most_nodes = first.sizes  # a bound for every part in all generations, (k,) int64
         if self.are_measured:
             self._most = min(-(-GROWTH * graph.num_nodes // first.num_parts), graph.num_nodes)
             self.most_nodes = np.maximum(first.sizes, self._most)
@@ -55,7 +51,6 @@ class Generations:
         return 0 if self._every is None else (epoch - 1) // self._every
 
     def partition(self, epoch: int) -> Partition:
-        """Return the parts of an epoch."""
         number = self.number(epoch)
         return self._make(min(number, len(self.rates)) if self.are_measured else number)
 

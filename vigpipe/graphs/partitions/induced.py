@@ -18,15 +18,8 @@ class Induced:
     def on(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return exactly the edges with both ends among some nodes.
 
-        Args:
-            nodes: (m,) int64, ascending, each once.
-
-        Returns:
-            `indptr`, (m + 1,) int64, and `indices`, int64, as of a Graph; the node i of the
-            sub-graph is nodes[i].
-
-        Raises:
-            ValueError: the nodes do not ascend, or are not in the graph.
+        The nodes are (m,) int64, ascending, each once; otherwise ValueError. Returns `indptr` and
+        `indices` as of a Graph; the node i of the sub-graph is nodes[i].
         """
         indptr, indices, _ = self.numbered(nodes)
         return indptr, indices

@@ -20,11 +20,8 @@ def make_partition(graph: Graph, method: Method, num_parts: int, seed: int) -> P
     nodes share a part with probability 1 / k. `spectral` and `walks` cannot place nodes without
     neighbours, which draw their parts instead. Where a method leaves parts empty, each of these
     gets a node of the part that is largest then. The same seed gives the same parts, whatever the
-    number of threads.
-
-    Raises:
-        InputError: there is no such method, the graph has fewer nodes than parts, or it is too
-            large for the method.
+    number of threads. InputError if there is no such method, the graph has fewer nodes than parts,
+    or it is too large for the method.
     """
     check_request(graph, method, num_parts, seed)
     start = time.perf_counter()
@@ -56,12 +53,7 @@ def _parts(graph: Graph, method: str, num_parts: int, draws: np.random.Generator
 
 
 def check_request(graph: Graph, method: str, num_parts: int, seed: int) -> None:
-    """Check what a partition is asked for.
-
-    Raises:
-        InputError: there is no such method, the graph has fewer nodes than parts, or the seed is
-            negative.
-    """
+    """Raise InputError if there can be no such partition of the graph."""
     if method not in METHODS:
         raise InputError(
             f"{graph.name}: there are no {method!r} parts; choose {', '.join(METHODS[:-1])} or "

@@ -9,8 +9,7 @@ from vigpipe.graphs.graph import Graph
 def neighbours(graph: Graph) -> csr_array:
     """Return which nodes have an edge between them, in either direction, without self-loops.
 
-    Returns:
-        (n, n) bool, symmetric, with ascending columns in each row.
+    The matrix is (n, n) bool, symmetric, with ascending columns in each row.
     """
     sources, targets = graph.sources(), graph.targets()
     is_other = targets != sources

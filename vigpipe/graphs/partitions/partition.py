@@ -21,26 +21,16 @@ _NODES_AT_ONCE = 1 << 16  # bounds the memory for their edges
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """A cover of a graph by disjoint parts; every part has a node.
-
-    Attributes:
-        parts: (n,) int64, the part of each node, from 0.
-        num_parts: k.
-        num_edges: directed edges of the graph, self-loops included.
-        num_kept: those of them with both ends in the same part.
-        seconds: how long it took to make.
-        was_read: whether an earlier process has made it, and this one has read it from a file.
-        read_seconds: how long it took to read it from a file; None if it is in no file.
-    """
+    """A cover of a graph by disjoint parts; every part has a node."""
 
     method: Method
-    parts: np.ndarray
+    parts: np.ndarray  # (n,) int64, the part of each node, from 0
     num_parts: int
-    num_edges: int
-    num_kept: int
-    seconds: float
-    was_read: bool = False
-    read_seconds: float | None = None
+    num_edges: int  # directed edges of the graph, self-loops included
+    num_kept: int  # those of them with both ends in the same part
+    seconds: float  # how long it took to make
+    was_read: bool = False  # whether an earlier process has made it, and this one read a file
+    read_seconds: float | None = None  # how long reading it took; None if it is in no file
 
     @property
     def kept_edge_fraction(self) -> float:
@@ -49,12 +39,10 @@ class Partition:
 
     @property
     def num_cut(self) -> int:
-        """Number of directed edges between parts."""
         return self.num_edges - self.num_kept
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """Number of nodes of each part, (k,) int64."""
         return np.bincount(self.parts, minlength=self.num_parts)
 
     @property
@@ -73,11 +61,9 @@ class Partition:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the part of each node, in hexadecimal digits."""
         return hashlib.sha256(self.parts.tobytes()).hexdigest()
 
     def as_table(self) -> dict[str, object]:
-        """Return what summary.json says of the parts."""
         return {
             "method": self.method,
             "parts": self.num_parts,

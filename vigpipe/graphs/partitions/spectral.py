@@ -19,9 +19,7 @@ def spectral_parts(joined: csr_array, num_parts: int, draws: np.random.Generator
 
     Takes the matrix of `neighbours`, in which each node has one, and k of at most n; returns the
     part of each node, (n,) int64. A part may be empty, and parts may differ much in size.
-
-    Raises:
-        InputError: the graph is too large for a dense matrix.
+    InputError if the graph is too large for a dense matrix.
     """
     degrees = np.diff(joined.indptr)
     num_nodes = len(degrees)

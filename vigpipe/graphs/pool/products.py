@@ -53,13 +53,10 @@ def product_then_sums(
     beside: tuple[Tensor, Tensor] | None,
     sums: PooledSums,
 ) -> tuple[Tensor, Tensor]:
-    """Compute S (x weight^T) + added, and add another product: (n, C) -> (n, C').
+    """Compute S (x weight^T) + added, and add another product; return that, and x weight^T.
 
     The weight is (C', C), `added` (n, C'), or (C',) for all nodes. `beside` are rows, (n, D), and
-    weights, (C', D), whose product is added.
-
-    Returns:
-        The result, and what was summed, x weight^T: (n, C') each.
+    weights, (C', D), whose product is added. Both results are (n, C').
     """
     own, own_weight = beside or (None, None)
     both = _ProductThenSums.apply(x, weight, added, own, own_weight, sums)

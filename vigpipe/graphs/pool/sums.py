@@ -46,17 +46,14 @@ class PooledSums(NamedTuple):
         return ready
 
     def begin(self, x: Tensor, out: Tensor, added: Tensor | None = None) -> "Summing":
-        """Begin a sum whose rows come in chunks.
-
-        Args:
-            x: (n, C), to be filled chunk by chunk, on the rank's device.
-            out: (n, C), for the sums.
-            added: (n, C), or (C,) for all nodes, that is added to the sums; None for nothing.
-        """
+        """Begin a sum of x, (n, C), which comes in chunks on the rank's device; see `write`."""
         return (Summing if is_on_host(x) else SummingFromDevice)(self, x, out, added)
 
     def write(self, x: Tensor, rows: slice, out: Tensor, added: Tensor | None) -> None:
-        """Sum a chunk on the calling thread; all tensors are on the host. See `begin`."""
+        """Write the sums of a chunk to its rows of `out`, (n, C), on the calling thread.
+
+        All tensors are on the host. `added`, (n, C), or (C,) for all nodes, is added to the sums.
+        """
         part = added if added is None or added.dim() == 1 else added[rows]
         options = {"transposed": self.transposed, "fused": self.fused}
         write_sums(self.adjacency, x, self.weighting, rows, out[rows], part, **options)

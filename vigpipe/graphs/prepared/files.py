@@ -29,9 +29,7 @@ class Files:
         """Return the arrays of a file, whose pages are read when they are looked at.
 
         When the file is first needed, `check` raises KeyError or ValueError for wrong arrays.
-
-        Raises:
-            InputError: the file is not there, or not what it must be.
+        InputError if the file is not there, or not what it must be.
         """
         with self._lock:
             if name not in self._read:
@@ -46,11 +44,7 @@ class Files:
             return self._read[name]
 
     def checked(self, name: str) -> Path:
-        """Compare a file with what the manifest says of it, and return its path.
-
-        Raises:
-            InputError: the file is not there, or not what the manifest says.
-        """
+        """Return the path of a file; InputError if it is not what the manifest says of it."""
         path, facts = self._folder / name, self._facts[name]
         size, found = file_digest(path)
         if size != facts.bytes:
@@ -75,12 +69,7 @@ class Files:
 
 
 def array(arrays: Arrays, name: str, dtype: type[np.generic], *shape: int) -> np.ndarray:
-    """Return an array of a file.
-
-    Raises:
-        KeyError: it is not there.
-        ValueError: it has another type or shape.
-    """
+    """Return an array; KeyError without one, ValueError if it has another type or shape."""
     found = arrays[name]
     if found.dtype != dtype or found.shape != shape:
         expected = f"{np.dtype(dtype)} of shape {shape}"

@@ -33,43 +33,27 @@ class FileFacts:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is in a prepared folder.
+    """What is in a prepared folder."""
 
-    Attributes:
-        source: what the graph was prepared from.
-        edges: the number of directed edges.
-        features: how many a node has.
-        stored: how many numbers the features store, if they are sparse; None if they are dense.
-        scaling: `--features`.
-        symmetric: whether the missing reverse of edges was added.
-        seed: of the partition, and of a random graph.
-        kept_edges: how many edges have both ends in the same part.
-        seconds: how long it took to make the parts.
-        part_nodes: how many nodes each part has.
-        graph_sha256: `Graph.sha256` of the graph in the folder.
-        files: what each file must be, by its name in the folder.
-    """
-
-    source: str
+    source: str  # what the graph was prepared from
     nodes: int
-    edges: int
-    features: int
-    stored: int | None
+    edges: int  # directed ones
+    features: int  # how many a node has
+    stored: int | None  # how many numbers sparse features store; None if they are dense
     multi_label: bool
     class_names: tuple[str, ...]
-    scaling: Scaling
-    symmetric: bool
+    scaling: Scaling  # --features
+    symmetric: bool  # whether the missing reverse of edges was added
     partition: Method
-    seed: int
-    kept_edges: int
-    seconds: float
-    part_nodes: tuple[int, ...]
-    graph_sha256: str
-    files: Mapping[str, FileFacts]
+    seed: int  # of the partition, and of a random graph
+    kept_edges: int  # those with both ends in the same part
+    seconds: float  # how long it took to make the parts
+    part_nodes: tuple[int, ...]  # how many each part has
+    graph_sha256: str  # `Graph.sha256` of the graph in the folder
+    files: Mapping[str, FileFacts]  # by their names in the folder
 
     @property
     def num_parts(self) -> int:
-        """Number k of parts."""
         return len(self.part_nodes)
 
     @property
@@ -95,11 +79,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a folder.
-
-    Raises:
-        InputError: there is none, or it is not one.
-    """
+    """Read the manifest of a folder; InputError if there is none, or it is not one."""
     path = folder / MANIFEST
     table = read_json(path, _MOST_BYTES)
     if not isinstance(table, dict) or table.get("format") != _FORMAT:

@@ -25,8 +25,7 @@ from vigpipe.graphs.stored_rows import Rows, StoredRows
 def open_folder(folder: Path) -> PreparedGraph:
     """Open a prepared folder. Edges and features are read, and checked, part by part when needed.
 
-    Raises:
-        InputError: the folder cannot be read, or its files are not what its manifest says.
+    InputError if the folder cannot be read, or its files are not what its manifest says.
     """
     manifest = read_manifest(folder)
     files = Files(folder, manifest.files)
@@ -56,11 +55,7 @@ def open_folder(folder: Path) -> PreparedGraph:
 
 
 def check_folder(folder: Path) -> Manifest:
-    """Compare every file of a folder with its manifest, and check what is in it.
-
-    Raises:
-        InputError: a file is not what it must be.
-    """
+    """Check every file of a folder, and what is in it; InputError if it is not what it must be."""
     graph = open_folder(folder)
     firsts = graph.manifest.first_nodes
     for start, end in pairwise(firsts):

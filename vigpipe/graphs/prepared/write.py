@@ -49,11 +49,8 @@ def write_folder(
 
     Besides the graph, memory holds the edges of one part, and features of some nodes. The graph's
     features are already scaled, and its edges as they are to be used; scaling, symmetric and the
-    partition's seed say how they came about.
-
-    Raises:
-        InputError: there is something of that name, or the folder cannot be written, or the graph
-            has too many nodes or parts.
+    partition's seed say how they came about. InputError if there is something of that name, the
+    folder cannot be written, or the graph has too many nodes or parts.
     """
     if graph.num_nodes > MOST_IN_FILE or partition.num_parts > MOST_PARTS:
         raise InputError(
@@ -88,8 +85,7 @@ def write_folder(
 def check_new_folder(folder: Path) -> None:
     """Make the parent of a new folder.
 
-    Raises:
-        InputError: the parent cannot be made or written to, or the folder is there already.
+    InputError if it cannot be made or written to, or the folder is there already.
     """
     if os.path.lexists(folder):
         raise InputError(f"{folder}: is there already; choose another name, or remove it")

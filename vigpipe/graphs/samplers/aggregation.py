@@ -16,15 +16,10 @@ def weighting_of(model: str) -> Weighting:
 
 
 class Degrees(NamedTuple):
-    """How many edges end in every node of a graph, (n,) int64 each.
-
-    Attributes:
-        plain: as they are.
-        looped: with a self-loop at every node.
-    """
+    """How many edges end in every node of a graph, (n,) int64 each."""
 
     plain: np.ndarray
-    looped: np.ndarray
+    looped: np.ndarray  # with a self-loop at every node
 
 
 def degrees_of(graph: Graph) -> Degrees:

@@ -18,32 +18,21 @@ _NODES_AT_ONCE = 1 << 14  # bounds the memory for their edges
 
 @dataclass(frozen=True, eq=False)
 class Counts:
-    """In how many sub-graphs nodes and edges came.
+    """In how many sub-graphs nodes and edges came."""
 
-    Attributes:
-        num_drawn: S, number of sub-graphs.
-        of_nodes: C_v, (n,) int32.
-        of_edges: C_uv, (e,) int32.
-        seconds: how long it took to draw and to count.
-        read_seconds: how long it took to read them from a file; None if they are in no file.
-        was_read: whether an earlier process has counted, and this one has read the file.
-    """
-
-    num_drawn: int
-    of_nodes: np.ndarray
-    of_edges: np.ndarray
-    seconds: float
-    read_seconds: float | None = None
-    was_read: bool = False
+    num_drawn: int  # S, number of sub-graphs
+    of_nodes: np.ndarray  # C_v, (n,) int32
+    of_edges: np.ndarray  # C_uv, (e,) int32
+    seconds: float  # to draw and to count
+    read_seconds: float | None = None  # to read them from a file; None if they are in no file
+    was_read: bool = False  # whether an earlier process has counted, and this one read a file
 
     @cached_property
     def mean_nodes(self) -> float:
-        """Mean number of nodes of a sub-graph."""
         return int(self.of_nodes.sum()) / self.num_drawn
 
     @cached_property
     def mean_edges(self) -> float:
-        """Mean number of edges of a sub-graph."""
         return int(self.of_edges.sum()) / self.num_drawn
 
 

@@ -25,7 +25,6 @@ class Sizes:
         self._sizes: dict[tuple[int, int], tuple[int, int]] = {}
 
     def put(self, epoch: int, number: int, num_nodes: int, num_edges: int) -> None:
-        """Remember a sub-graph."""
         if len(self._sizes) >= _MOST_SIZES:
             self._sizes.clear()
         self._sizes[epoch, number] = num_nodes, num_edges

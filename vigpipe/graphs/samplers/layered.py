@@ -25,18 +25,11 @@ _NUM_FIRST = 4  # batches that are drawn to estimate how many nodes and edges ot
 
 
 class Edges(NamedTuple):
-    """Sampled edges that end in some nodes.
+    """Sampled edges that end in some nodes."""
 
-    Attributes:
-        nums: (m,) int64, how many end in each of the nodes.
-        sources: (e,) int64, the nodes that they come from, first of those that end in the first
-            node.
-        factors: (e,) float64, by which their weights in the whole graph are multiplied.
-    """
-
-    nums: np.ndarray
-    sources: np.ndarray
-    factors: np.ndarray
+    nums: np.ndarray  # (m,) int64, how many end in each of the nodes
+    sources: np.ndarray  # (e,) int64, those of the first node's edges first
+    factors: np.ndarray  # (e,) float64, for their weights in the whole graph
 
 
 class EdgeSampler(Protocol):

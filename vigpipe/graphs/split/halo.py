@@ -27,18 +27,12 @@ HALOS = "halos"  # what is sent
 
 @dataclass(frozen=True)
 class Boundary:
-    """Which rows cross the boundaries of all parts: each once for every part that it goes to.
+    """Which rows cross the boundaries of all parts: each once for every part that it goes to."""
 
-    Attributes:
-        owners: (b,) int64, the part of each row.
-        to: (b,) int64, the part that it goes to.
-        halo: (h,) int64, which of the b rows are the halo of this rank, in the halo's order.
-        given: for each part, which of the b rows this rank gives to it, in the order of its halo.
-    """
-
-    owners: np.ndarray
-    to: np.ndarray
-    halo: np.ndarray
+    owners: np.ndarray  # (b,) int64, the part of each row
+    to: np.ndarray  # (b,) int64, the part that it goes to
+    halo: np.ndarray  # (h,) int64, which of the b rows are this rank's halo, in the halo's order
+    # It says which of the b rows this rank gives to each part, in the order of that part's halo.
     given: tuple[np.ndarray, ...]
 
     def counts(self, kept: np.ndarray | None = None) -> np.ndarray:
@@ -51,24 +45,17 @@ class Boundary:
 
 @dataclass(frozen=True)
 class Halo:
-    """What a rank has of a graph in m parts, and what travels between these.
+    """What a rank has of a graph in m parts, and what travels between these."""
 
-    Attributes:
-        nodes: (n_k,) int64, the nodes of the rank's part, ascending.
-        edges: the edges that end in them; their sources are these nodes, then the halo, in the
-            order of the parts and of the nodes in each.
-        boundary: which rows cross the boundaries.
-        counts: (m, m) int64, how many nodes of a part, the row, are in the halo of another.
-        given: which of the rank's rows are in the halo of each part, (counts[k, j],) int64 each.
-        sizes: number of nodes of every part.
-    """
-
-    nodes: np.ndarray
+    nodes: np.ndarray  # (n_k,) int64, the nodes of the rank's part, ascending
+    # They end in the nodes. Their sources are these, then the halo, in the order of the parts and
+    # of the nodes in each.
     edges: Excerpt
     boundary: Boundary
-    counts: np.ndarray
+    counts: np.ndarray  # (m, m) int64, how many nodes of a part, the row, are in another's halo
+    # It says which of the rank's rows are in the halo of each part, (counts[k, j],) int64 each.
     given: tuple[Tensor, ...]
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # number of nodes of every part
 
     def to(self, device: torch.device) -> "Halo":
         given = tuple(rows.to(device) for rows in self.given)

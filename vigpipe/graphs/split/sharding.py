@@ -19,29 +19,18 @@ from vigpipe.parallel.shards import Shards
 
 
 class Shard(NamedTuple):
-    """What a rank has of a sub-graph.
+    """What a rank has of a sub-graph."""
 
-    Attributes:
-        nodes: (b,) int64, the nodes of the rank.
-        edges: what the model gets for the edges.
-        num_targets: how many of the nodes, the first ones, get logits.
-        weights: as in `SubGraph`, of the rank's nodes.
-    """
-
-    nodes: np.ndarray
+    nodes: np.ndarray  # (b,) int64
     edges: Adjacency | Layered | Edges
-    num_targets: int
-    weights: np.ndarray | None = None
+    num_targets: int  # how many of the nodes, the first ones, get logits
+    weights: np.ndarray | None = None  # as in `SubGraph`, of the rank's nodes
 
 
 class Sharding(Protocol):
-    """How the ranks of a replica share its sub-graphs.
+    """How the ranks of a replica share its sub-graphs."""
 
-    Attributes:
-        has_all: whether this rank has all of each sub-graph.
-    """
-
-    has_all: bool = False
+    has_all: bool = False  # whether this rank has all of each sub-graph
 
     def own(self, nodes: np.ndarray) -> np.ndarray:
         """Choose the rank's nodes from those of a sub-graph."""
@@ -54,12 +43,9 @@ class Sharding(Protocol):
     def shard(
         self, sub_graph: SubGraph, device: torch.device, features: Tensor | None = None
     ) -> Shard:
-        """Choose what the rank has of a sub-graph.
+        """Choose what the rank has of a sub-graph, which is on the host, its edges on the device.
 
-        Args:
-            sub_graph: the sub-graph, on the host.
-            device: where the edges are to be.
-            features: of the rank's nodes, if they are the same tensor in every call.
+        `features` are those of the rank's nodes, if they are the same tensor in every call.
         """
         ...
 

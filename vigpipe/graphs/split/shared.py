@@ -14,17 +14,10 @@ from vigpipe.parallel.shards import Shards
 
 
 class SharedEdges(Edges):
-    """The edges between nodes that several ranks share; see `vigpipe.model.gnn.edges.Edges`.
+    """The edges between nodes that several ranks share.
 
-    A layer has the rows of this rank's nodes, and makes rows of the same ones.
-
-    Args:
-        adjacency: the edges that this rank computes with.
-        shards: the ranks.
-        num_rows: number of nodes that this rank has.
-        features: rows that are the same in every call, so that what other ranks have of them is
-            fetched only once; None for none.
-        fused: use the fused kernels where there are any.
+    A layer has the rows of this rank's nodes, and makes rows of the same ones. `features` are rows
+    that are the same in every call, so that what other ranks have of them is fetched only once.
     """
 
     def __init__(

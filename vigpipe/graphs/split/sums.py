@@ -99,11 +99,9 @@ def product_columns(
 ) -> tuple[Tensor, Tensor]:
     """Multiply, and write products to where they are summed: (n_k, C) -> (n_k, C'), (n, C'_k).
 
-    The rank's rows x are multiplied by weight^T, (C, C'); there are n nodes on all ranks.
-
-    Returns:
-        A tensor without numbers that stands for the rank's rows of the products, and takes their
-        gradient; and the rank's columns of all rows. `switched_sums` takes both.
+    The rank's rows x are multiplied by weight^T, (C, C'); there are n nodes on all ranks. The first
+    result has no numbers, but stands for the rank's rows of the products, and takes their gradient;
+    the second is the rank's columns of all rows. `switched_sums` takes both.
     """
     both = _ProductColumns.apply(x, weight, num_nodes, shards)
     return both  # pyright: ignore[reportReturnType]
