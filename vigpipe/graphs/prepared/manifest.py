@@ -1,8 +1,9 @@
 """What is in a prepared folder."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, get_args
@@ -102,54 +103,38 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _parsed(table: dict[str, Any]) -> Manifest:
     """Check every value; KeyError if one is missing, ValueError if one is wrong."""
-    counts = {
-        name: _whole(name, table[name]) for name in ("nodes", "edges", "features", "kept_edges")
-    }
-    part_nodes = tuple(_whole("part_nodes", size, 1) for size in _list(table, "part_nodes"))
-    if sum(part_nodes) != counts["nodes"] or not 1 <= len(part_nodes) <= MOST_PARTS:
+    manifest = Manifest(**{name: check(name, table[name]) for name, check in _CHECKS.items()})
+    num_parts = manifest.num_parts
+    if sum(manifest.part_nodes) != manifest.nodes or not 1 <= num_parts <= MOST_PARTS:
         raise ValueError("part_nodes do not add up to nodes")
-    if counts["kept_edges"] > counts["edges"] or counts["features"] < 1:
+    if manifest.kept_edges > manifest.edges or manifest.features < 1:
         raise ValueError("kept_edges or features are out of range")
-    class_names = tuple(_text("class_names", name) for name in _list(table, "class_names"))
-    seconds = table["seconds"]
-    if type(seconds) not in (int, float) or not 0 <= seconds < _MOST:
-        raise ValueError("seconds are no duration")
-    stored = table["stored"]
-    manifest = Manifest(
-        source=_text("source", table["source"]),
-        **counts,
-        stored=None if stored is None else _whole("stored", stored),
-        multi_label=_truth("multi_label", table["multi_label"]),
-        class_names=class_names,
-        scaling=_one_of("scaling", table["scaling"], get_args(Scaling)),
-        symmetric=_truth("symmetric", table["symmetric"]),
-        partition=_one_of("partition", table["partition"], METHODS),
-        seed=_whole("seed", table["seed"]),
-        seconds=float(seconds),
-        part_nodes=part_nodes,
-        graph_sha256=_digest("graph_sha256", table["graph_sha256"]),
-        files=_files(table["files"]),
-    )
-    needed = {NODES}.union(*({edges_file(p), features_file(p)} for p in range(len(part_nodes))))
+    needed = {NODES}.union(*({edges_file(p), features_file(p)} for p in range(num_parts)))
     if not needed <= set(manifest.files) <= needed | {NAMES}:
         raise ValueError("files are not those of its parts")
     return manifest
 
 
-def _files(table: object) -> dict[str, FileFacts]:
+def _files(name: str, table: object) -> dict[str, FileFacts]:
     if not isinstance(table, dict):
-        raise ValueError("files are no table")
+        raise ValueError(f"{name} are no table")
     return {
-        name: FileFacts(_whole(name, facts["bytes"]), _digest(name, facts["sha256"]))
-        for name, facts in table.items()
+        file: FileFacts(_whole(file, facts["bytes"]), _digest(file, facts["sha256"]))
+        for file, facts in table.items()
         if isinstance(facts, dict)
     }
 
 
-def _list(table: dict[str, Any], name: str) -> list[Any]:
-    if not isinstance(table[name], list):
+def _list(name: str, value: object) -> list[Any]:
+    if not isinstance(value, list):
         raise ValueError(f"{name} are no list")
-    return table[name]
+    return value
+
+
+def _duration(name: str, value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < _MOST:
+        raise ValueError(f"{name} are no duration")
+    return float(value)
 
 
 def _whole(name: str, value: object, least: int = 0) -> int:
@@ -170,7 +155,7 @@ def _text(name: str, value: object) -> str:
     return value
 
 
-def _one_of(name: str, value: object, choices: tuple[str, ...]) -> Any:  # noqa: ANN401
+def _one_of(choices: tuple[str, ...], name: str, value: object) -> object:
     if value not in choices:
         raise ValueError(f"{name} is none of {', '.join(choices)}")
     return value
@@ -180,3 +165,23 @@ def _digest(name: str, value: object) -> str:
     if type(value) is not str or len(value) != 64 or set(value) - set("0123456789abcdef"):
         raise ValueError(f"{name} has no SHA-256")
     return value
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "source": _text,
+    "nodes": _whole,
+    "edges": _whole,
+    "features": _whole,
+    "stored": lambda name, value: None if value is None else _whole(name, value),
+    "multi_label": _truth,
+    "class_names": lambda name, value: tuple(_text(name, text) for text in _list(name, value)),
+    "scaling": partial(_one_of, get_args(Scaling)),
+    "symmetric": _truth,
+    "partition": partial(_one_of, METHODS),
+    "seed": _whole,
+    "kept_edges": _whole,
+    "seconds": _duration,
+    "part_nodes": lambda name, value: tuple(_whole(name, size, 1) for size in _list(name, value)),
+    "graph_sha256": _digest,
+    "files": _files,
+}
