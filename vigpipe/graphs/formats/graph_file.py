@@ -32,9 +32,10 @@ def read(path: Path) -> Graph:
         features=_features(arrays, num_nodes, path),
         labels=labels,
         split=arrays["split"],
-        class_names=_class_names(arrays.get("classes"), path),
+        class_names=_texts(arrays, "classes", "each class", None, path),
     )
-    return replace(graph, node_names=_node_names(arrays.get("names"), num_nodes, path))
+    of_nodes = f"each of the {num_nodes} nodes"
+    return replace(graph, node_names=_texts(arrays, "names", of_nodes, num_nodes, path))
 
 
 def _features(arrays: dict[str, np.ndarray], num_nodes: int, path: Path) -> np.ndarray | csr_array:
@@ -66,23 +67,16 @@ def _num_columns(arrays: dict[str, np.ndarray], indices: np.ndarray, path: Path)
     return int(indices.max()) + 1 if indices.size and indices.dtype.kind in "iu" else 1
 
 
-def _class_names(names: np.ndarray | None, path: Path) -> list[str] | None:
-    if names is None:
+def _texts(
+    arrays: dict[str, np.ndarray], name: str, of: str, number: int | None, path: Path
+) -> tuple[str, ...] | None:
+    """Return the texts of an array, if it is there: one for each `of`, so many if that is known."""
+    texts = arrays.get(name)
+    if texts is None:
         return None
-    if names.dtype.kind != "U" or names.ndim != 1:
+    if texts.dtype.kind != "U" or texts.ndim != 1 or number not in (None, len(texts)):
         raise InputError(
-            f"{path}: classes has {names.dtype} of shape {names.shape}, expected one text for each "
-            "class; save np.array(classes, dtype=str)"
+            f"{path}: {name} has {texts.dtype} of shape {texts.shape}, expected one text for "
+            f"{of}; save np.array({name}, dtype=str)"
         )
-    return names.tolist()
-
-
-def _node_names(names: np.ndarray | None, num_nodes: int, path: Path) -> tuple[str, ...] | None:
-    if names is None:
-        return None
-    if names.dtype.kind != "U" or names.shape != (num_nodes,):
-        raise InputError(
-            f"{path}: names has {names.dtype} of shape {names.shape}, expected one text for each "
-            f"of the {num_nodes} nodes; save np.array(names, dtype=str)"
-        )
-    return tuple(names.tolist())
+    return tuple(texts.tolist())
