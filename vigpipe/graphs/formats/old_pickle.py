@@ -141,22 +141,17 @@ class _Table(dict[Any, Any]):
 _NAMES = {
     ("numpy", "ndarray"): _Kept,
     ("numpy", "dtype"): _Dtype,
+    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy._core.multiarray", "_reconstruct"): _Array,  # since NumPy 2
+    ("scipy.sparse.csr", "csr_matrix"): _Matrix,
+    ("scipy.sparse._csr", "csr_matrix"): _Matrix,  # since SciPy 1.8
+    ("copy_reg", "_reconstructor"): _Matrix,
     ("collections", "defaultdict"): _Table,
     ("_codecs", "encode"): _Bytes,
-    **{
-        (f"numpy.{core}.multiarray", "_reconstruct"): _Array
-        for core in ("core", "_core")  # before and since NumPy 2
-    },
-    **{
-        (f"scipy.sparse.{module}", "csr_matrix"): _Matrix
-        for module in ("csr", "_csr")  # before and since SciPy 1.8
-    },
-    ("copy_reg", "_reconstructor"): _Matrix,
-    **{
-        (module, name): _Kept
-        for module in ("__builtin__", "builtins")  # Python 2 and Python 3
-        for name in ("object", "list")
-    },
+    ("__builtin__", "object"): _Kept,  # Python 2
+    ("__builtin__", "list"): _Kept,
+    ("builtins", "object"): _Kept,  # Python 3
+    ("builtins", "list"): _Kept,
 }
 
 
