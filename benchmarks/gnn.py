@@ -23,7 +23,7 @@ from benchmarks.side_by_side import Timings, alternate
 from vigpipe.errors import InputError
 from vigpipe.graphs.features import for_model, in_memory
 from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TRAIN, Graph
-from vigpipe.graphs.partitions.induced import induced
+from vigpipe.graphs.partitions.induced import Induced
 from vigpipe.graphs.samplers.whole import all_edges
 from vigpipe.graphs.sources import open_graph
 from vigpipe.model.gnn.create import create_graph_model
@@ -107,7 +107,7 @@ def lazily(name: str, options: GnnBench, *, device: torch.device) -> Callable[[]
     """
     graph = _open(options)
     nodes = np.arange(min(_FEW, graph.num_nodes))
-    indptr, indices = induced(graph, nodes)
+    indptr, indices = Induced(graph).on(nodes)
     few = replace(
         graph,
         indptr=indptr,

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.graphs.partitions.small_graphs import edges_of, graphs, make_graph
-from vigpipe.graphs.partitions.induced import Induced, induced
+from vigpipe.graphs.partitions.induced import Induced
 
 
 def by_loop(graph, nodes):
@@ -42,4 +42,4 @@ def test_the_edges_are_those_with_both_ends_among_the_nodes(data):
 def test_nodes_that_would_give_wrong_numbers_are_refused(nodes):
     graph = make_graph(4, [0], [1])
     with pytest.raises(ValueError, match="ascend from 0 to at most 3"):
-        induced(graph, np.array(nodes))
+        Induced(graph).on(np.array(nodes))

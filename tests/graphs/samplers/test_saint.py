@@ -10,7 +10,7 @@ import pytest
 from tests.graphs.partitions.small_graphs import make_graph
 from tests.graphs.samplers.matrices import GRAPH, NUM_NODES, X, matrix
 from vigpipe.graphs.graph import TRAIN
-from vigpipe.graphs.partitions.induced import induced
+from vigpipe.graphs.partitions.induced import Induced
 from vigpipe.graphs.samplers.counts import count
 from vigpipe.graphs.samplers.draws import generator
 from vigpipe.graphs.samplers.saint import Saint, by_edges, by_nodes, by_walks
@@ -78,7 +78,7 @@ def test_weights_follow_how_often_nodes_and_edges_were_counted(way):
         assert len(nodes) == sampler.about_nodes(2, number)
         assert isinstance(adjacency, Sampled)
         assert adjacency.num_edges == sampler.num_edges(2, number)
-        indptr, indices = induced(GRAPH, nodes)
+        indptr, indices = Induced(GRAPH).on(nodes)
         assert np.array_equal(adjacency.indptr.numpy(), indptr)
         assert np.array_equal(adjacency.indices.numpy(), indices)
         assert np.array_equal(adjacency.degrees.numpy(), np.diff(GRAPH.indptr)[nodes])

@@ -37,8 +37,3 @@ class Induced:
             self._local[nodes] = -1
         is_kept = sources >= 0
         return rows_of_kept(rows, is_kept), sources[is_kept], edges[is_kept]
-
-
-def induced(graph: Graph, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return one sub-graph as `Induced.on` does; for many of one graph, keep an Induced."""
-    return Induced(graph).on(nodes)
