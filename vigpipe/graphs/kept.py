@@ -6,6 +6,7 @@ and made again. If no file can be written, the run goes on without.
 """
 
 import contextlib
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -80,10 +81,7 @@ def _folders(beside: Path | None) -> Iterator[Path]:
 
 def _read(path: Path, form: Form) -> Kept | None:
     began = time.perf_counter()
-    try:
-        if not path.exists():
-            return None
-    except OSError:  # the folder may not be searched
+    if not os.path.exists(path):  # Path.exists raises in a folder that may not be searched
         return None
     num_bytes = sum(
         np.dtype(dtype).itemsize * np.prod(shape) for dtype, shape in form.like.values()
