@@ -27,6 +27,8 @@ from vigpipe.graphs.pool import sums, unsharded
 from vigpipe.graphs.pool.edges import PooledEdges
 from vigpipe.graphs.pool.pool import Pool
 from vigpipe.graphs.pool.unsharded import UnshardedWithPool
+from vigpipe.graphs.split import sums as split_sums
+from vigpipe.graphs.split.sums import WholeSums
 from vigpipe.model.gnn.create import create_graph_model
 from vigpipe.model.gnn.edges import Edges
 from vigpipe.ops.adjacency import Adjacency
@@ -62,10 +64,10 @@ def test_rows_of_a_gpu_are_copied_before_they_are_summed_and_sums_before_they_ar
     monkeypatch,
 ):
     record, graph = [], random_graph(NODES, EDGE_COUNT)
-    write = sums.PooledSums.write
+    write = WholeSums.write
 
     def recorded(of, x, rows, out, added):
-        record.append(("sum", rows.start))
+        record.append(("sum", rows[0].start))
         write(of, x, rows, out, added)
 
     def mark(device):
@@ -75,7 +77,7 @@ def test_rows_of_a_gpu_are_copied_before_they_are_summed_and_sums_before_they_ar
 
     monkeypatch.setattr(sums, "is_on_host", lambda x: False)
     monkeypatch.setattr(sums, "_mark", mark)
-    monkeypatch.setattr(sums.PooledSums, "write", recorded)
+    monkeypatch.setattr(WholeSums, "write", recorded)
     pool, x = AtOnce([]), torch.randn(NODES, 3, requires_grad=True)
     edges = pooled_edges(graph, pool, 2)
     y = edges.sums(x, "ones", x)
@@ -137,7 +139,7 @@ def test_what_a_sum_raises_is_raised_where_the_layer_asked_for_it(monkeypatch):
     pool, x = Pool(1), torch.ones(NODES, 3, requires_grad=True)
     edges = pooled_edges(random_graph(NODES, EDGE_COUNT), pool, 3)
     y = edges.sums_then_product(x, "ones", torch.ones(2, 3))
-    monkeypatch.setattr(sums, "write_sums", broken)
+    monkeypatch.setattr(split_sums, "write_sums", broken)
     with pytest.raises(MemoryError, match="no room for a sum"):
         y.sum().backward()
     with pytest.raises(MemoryError, match="no room for a sum"):
@@ -168,13 +170,13 @@ def few_rows(monkeypatch):
 def test_training_is_that_of_threads_that_do_all_work(config, is_on_host, few_rows, monkeypatch):
     """Where they are not on the host, rows are copied as from a GPU."""
     monkeypatch.setattr(sums, "is_on_host", lambda x: is_on_host)
-    summed, write_sums = [], sums.write_sums
+    summed, write_sums = [], split_sums.write_sums
 
     def counted(*arguments, **ways):
         summed.append(arguments[3])
         write_sums(*arguments, **ways)
 
-    monkeypatch.setattr(sums, "write_sums", counted)
+    monkeypatch.setattr(split_sums, "write_sums", counted)
     compared = compare_steps(prepare(config, torch.float64), 0, CPU, 3)
     assert len(set(map(str, summed))) > 2  # chunks
     assert compared is not None

@@ -1,15 +1,14 @@
 """Edges over which a pool of threads sums, while the rank multiplies."""
 
+from typing import Any
+
 from torch import Tensor
 
 from vigpipe.graphs.chunks import Chunks
 from vigpipe.graphs.pool.pool import Pool
-from vigpipe.graphs.pool.products import (
-    PooledSums,
-    pooled_sums,
-    product_then_sums,
-    sums_then_product,
-)
+from vigpipe.graphs.pool.products import ProductThenSums, Sums, SumsThenProduct
+from vigpipe.graphs.pool.sums import PooledSums
+from vigpipe.graphs.split.sums import WholeSums
 from vigpipe.model.gnn.edges import Edges, Features
 from vigpipe.ops.adjacency import Adjacency, Weighting
 from vigpipe.ops.sparse_rows import linear
@@ -34,7 +33,8 @@ class PooledEdges(Edges):
         return PooledEdges(looped, self._pool, self._chunks, fused=self.fused)
 
     def sums(self, x: Tensor, weighting: Weighting, added: Tensor | None = None) -> Tensor:
-        return pooled_sums(x.contiguous(), added, self._sums(weighting))
+        y: Any = Sums.apply(x.contiguous(), added, self._sums(weighting))
+        return y
 
     def sums_then_product(
         self,
@@ -46,9 +46,8 @@ class PooledEdges(Edges):
         added: Tensor | None = None,
         beside: tuple[Features, Tensor] | None = None,
     ) -> Tensor:
-        """Multiply chunks of sums while others are summed; see `Edges.sums_then_product`."""
-        dense = _dense(beside)
-        y = sums_then_product(x.contiguous(), added, weight, bias, dense, self._sums(weighting))
+        own, sums = _dense(beside), self._sums(weighting)
+        y: Any = SumsThenProduct.apply(x.contiguous(), added, weight, bias, *own, sums)
         return self._with_sparse(y, beside)
 
     def product_then_sums(
@@ -61,13 +60,13 @@ class PooledEdges(Edges):
         itself: Tensor | None = None,
         beside: tuple[Features, Tensor] | None = None,
     ) -> Tensor:
-        """Sum chunks of products while others are multiplied; see `Edges.product_then_sums`."""
         if not isinstance(x, Tensor):  # sparse rows are multiplied at once
             return super().product_then_sums(
                 x, weight, weighting, added, itself=itself, beside=beside
             )
-        dense, sums = _dense(beside), self._sums(weighting)
-        y, products = product_then_sums(x.contiguous(), weight, added, dense, sums)
+        own, sums = _dense(beside), self._sums(weighting)
+        both: Any = ProductThenSums.apply(x.contiguous(), weight, added, *own, sums)
+        y, products = both
         return self._with_sparse(y if itself is None else y + itself * products, beside)
 
     def _with_sparse(self, y: Tensor, beside: tuple[Features, Tensor] | None) -> Tensor:
@@ -77,11 +76,12 @@ class PooledEdges(Edges):
         return linear(*beside, y, fused=self.fused)
 
     def _sums(self, weighting: Weighting) -> PooledSums:
-        return PooledSums(self._pool, self._chunks, self.adjacency, weighting, self.fused)
+        whole = WholeSums(self.adjacency, weighting, self.fused)
+        return PooledSums(self._pool, self._chunks, whole)
 
 
-def _dense(beside: tuple[Features, Tensor] | None) -> tuple[Tensor, Tensor] | None:
-    """Return the factors of a product, unless it is one of sparse rows."""
+def _dense(beside: tuple[Features, Tensor] | None) -> tuple[Tensor | None, Tensor | None]:
+    """Return the factors of a product, or None for each without one, or with sparse rows."""
     if beside is None or not isinstance(beside[0], Tensor):
-        return None
+        return None, None
     return beside[0].contiguous(), beside[1]

@@ -23,47 +23,9 @@ from torch.autograd import Function
 from vigpipe.graphs.pool.sums import PooledSums
 
 
-def pooled_sums(x: Tensor, added: Tensor | None, sums: PooledSums) -> Tensor:
+class Sums(Function):
     """Sum what the edges bring, add (n, C) or (C,), and wait: (n, C) -> (n, C)."""
-    return _Sums.apply(x, added, sums)  # pyright: ignore[reportReturnType]
 
-
-def sums_then_product(
-    x: Tensor,
-    added: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    beside: tuple[Tensor, Tensor] | None,
-    sums: PooledSums,
-) -> Tensor:
-    """Compute (S x + added) weight^T + bias, and add another product: (n, C) -> (n, C').
-
-    The weight is (C', C), `added` (n, C), the bias (C',). `beside` are rows, (n, D), and weights,
-    (C', D), whose product is added.
-    """
-    own, own_weight = beside or (None, None)
-    y = _SumsThenProduct.apply(x, added, weight, bias, own, own_weight, sums)
-    return y  # pyright: ignore[reportReturnType]
-
-
-def product_then_sums(
-    x: Tensor,
-    weight: Tensor,
-    added: Tensor | None,
-    beside: tuple[Tensor, Tensor] | None,
-    sums: PooledSums,
-) -> tuple[Tensor, Tensor]:
-    """Compute S (x weight^T) + added, and add another product; return that, and x weight^T.
-
-    The weight is (C', C), `added` (n, C'), or (C',) for all nodes. `beside` are rows, (n, D), and
-    weights, (C', D), whose product is added. Both results are (n, C').
-    """
-    own, own_weight = beside or (None, None)
-    both = _ProductThenSums.apply(x, weight, added, own, own_weight, sums)
-    return both  # pyright: ignore[reportReturnType]
-
-
-class _Sums(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, added: Tensor | None, sums: PooledSums) -> Tensor:  # noqa: ANN401
         ctx.sums, ctx.added_dim = sums, 0 if added is None else added.dim()
@@ -76,7 +38,13 @@ class _Sums(Function):
         return d_x, _of_added(grad, ctx.added_dim) if needs_added else None, None
 
 
-class _SumsThenProduct(Function):
+class SumsThenProduct(Function):
+    """Compute (S x + added) weight^T + bias, and add another product: (n, C) -> (n, C').
+
+    The weight is (C', C), `added` (n, C), the bias (C',). What is added are the products of the
+    node's own rows, (n, D), and their weights, (C', D).
+    """
+
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401
@@ -123,7 +91,13 @@ class _SumsThenProduct(Function):
         return d_x, d_z if needs_added else None, d_weight, d_bias, *of_beside, None
 
 
-class _ProductThenSums(Function):
+class ProductThenSums(Function):
+    """Compute S (x weight^T) + added, and add another product; return that, and x weight^T.
+
+    The weight is (C', C), `added` (n, C'), or (C',) for all nodes. What is added are the products
+    of the node's own rows, (n, D), and their weights, (C', D). Both results are (n, C').
+    """
+
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401

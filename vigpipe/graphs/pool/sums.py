@@ -10,53 +10,32 @@ from torch import Tensor
 
 from vigpipe.graphs.chunks import Chunks
 from vigpipe.graphs.pool.pool import Pool
-from vigpipe.ops.adjacency import Adjacency, Weighting
-from vigpipe.ops.sparse import write_sums
+from vigpipe.graphs.split.sums import WholeSums
 
 
 class PooledSums(NamedTuple):
     """Sums over the edges of a graph on the host, which a pool makes in chunks of nodes.
 
-    One rank has all nodes of the chunks. `weighting` names the weights of `Adjacency.weights`.
+    One rank has all nodes of the chunks.
     """
 
     pool: Pool
     chunks: Chunks
-    adjacency: Adjacency
-    weighting: Weighting
-    fused: bool
-    transposed: bool = False
+    whole: WholeSums
 
     def transpose(self) -> "PooledSums":
-        return self._replace(transposed=not self.transposed)
+        return self._replace(whole=self.whole.transpose())
 
     @property
     def rows(self) -> list[slice]:
         return [rows for (rows,) in self.chunks.rows]
 
-    def ready(self) -> list[list[int]]:
-        """Return which chunks can be summed as soon as chunk 0, 1, ... of the sources is there.
-
-        A chunk waits for the last one that it has edges from, or for the first if it has none.
-        """
-        graph = self.adjacency.transposed if self.transposed else self.adjacency
-        ready: list[list[int]] = [[] for _ in self.rows]
-        for number, last in enumerate(self.chunks.last_needed(graph)):
-            ready[max(0, last)].append(number)
-        return ready
-
     def begin(self, x: Tensor, out: Tensor, added: Tensor | None = None) -> "Summing":
-        """Begin a sum of x, (n, C), which comes in chunks on the rank's device; see `write`."""
-        return (Summing if is_on_host(x) else SummingFromDevice)(self, x, out, added)
+        """Begin to sum x, (n, C), which comes in chunks on the rank's device, to `out`, (n, C).
 
-    def write(self, x: Tensor, rows: slice, out: Tensor, added: Tensor | None) -> None:
-        """Write the sums of a chunk to its rows of `out`, (n, C), on the calling thread.
-
-        All tensors are on the host. `added`, (n, C), or (C,) for all nodes, is added to the sums.
+        `added`, (n, C), or (C,) for all nodes, is added to the sums.
         """
-        part = added if added is None or added.dim() == 1 else added[rows]
-        options = {"transposed": self.transposed, "fused": self.fused}
-        write_sums(self.adjacency, x, self.weighting, rows, out[rows], part, **options)
+        return (Summing if is_on_host(x) else SummingFromDevice)(self, x, out, added)
 
 
 class Summing:
@@ -69,8 +48,10 @@ class Summing:
 
     def give(self, number: int) -> None:
         """Let the pool sum what it can, now that a chunk of x and all before it are there."""
-        for ready in self._sums.ready()[number]:
-            self._start(ready)
+        # A chunk waits for the last one that it has edges from, or for the first if it has none.
+        for chunk, last in enumerate(self._sums.chunks.last_needed(self._sums.whole.graph)):
+            if max(0, last) == number:
+                self._start(chunk)
 
     def give_all(self) -> None:
         """Let the pool sum all chunks, in order: all rows of x are there."""
@@ -88,7 +69,9 @@ class Summing:
         self._tasks[number] = self._sums.pool.start(partial(self._write, number))
 
     def _write(self, number: int) -> None:
-        self._sums.write(self._x, self._rows[number], self._out, self._added)
+        rows, added = self._rows[number], self._added
+        part = added if added is None or added.dim() == 1 else added[rows]
+        self._sums.whole.write(self._x, [rows], [self._out[rows]], part)
 
 
 class SummingFromDevice(Summing):

@@ -61,6 +61,11 @@ class WholeSums(NamedTuple):
     transposed: bool = False
 
     @property
+    def graph(self) -> Adjacency:
+        """The edges in the direction in which they are summed."""
+        return self.adjacency.transposed if self.transposed else self.adjacency
+
+    @property
     def num_nodes(self) -> int:
         return self.adjacency.num_targets
 
@@ -176,10 +181,7 @@ def _sum_by_columns(
     shards: Shards,
     chunks: Chunks | None,
 ) -> Tensor:
-    """Let every rank sum its columns, some at a time, into the rows of all: (n_k, C) -> (n_k, C).
-
-    Takes what `switched_sums` takes, with a bias, (C,), that is added to each sum.
-    """
+    """Let every rank sum its columns, piece by piece, into the rows of all: (n_k, C)."""
     num_channels = x.shape[1]
     rows, owned = shards.slices(sums.num_nodes), shards.slices(num_channels)
     own, pieces = owned[shards.rank], _pieces(owned, columns is not None)
@@ -230,11 +232,10 @@ def _sum_in_chunks(
     if part is None:
         part = x.new_empty(sums.num_nodes, length_of(mine))
         arrivals = [_send_chunk(x, c, piece, shards, chunks, part) for c in chunks.rows]
-    graph = sums.adjacency.transposed if sums.transposed else sums.adjacency
     shapes = [(length_of(of_rank), x.shape[1]) for of_rank in chunks.of_ranks]
     num_arrived, waits = 0, []
     # All ranks must begin their exchanges in one order: first the chunks that need few others.
-    in_turn = zip(chunks.rows, chunks.last_needed(graph), strict=True)
+    in_turn = zip(chunks.rows, chunks.last_needed(sums.graph), strict=True)
     for of_chunk, last in sorted(in_turn, key=lambda chunk: chunk[1]):
         for arrived in arrivals[num_arrived : last + 1]:
             arrived()
@@ -271,10 +272,7 @@ def _send_chunk(
 
 
 def _pieces(owned: Sequence[slice], are_whole: bool) -> list[tuple[slice, ...]]:
-    """Cut the columns of the ranks into pieces, each of which has some columns of every rank.
-
-    Only one piece at a time is in memory as columns of all rows.
-    """
+    """Cut columns into pieces with some of every rank: one at a time is in memory for all rows."""
     narrowest = min(map(length_of, owned))
     number = 1 if are_whole else max(1, min(MOST_PIECES, narrowest // LEAST_COLUMNS))
     return list(zip(*(cut(of_rank, number) for of_rank in owned), strict=True))
