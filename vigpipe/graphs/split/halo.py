@@ -69,8 +69,8 @@ class Halo:
         """Return where the rows of one part are among those that another sums over."""
         if of == to:
             return slice(0, self.sizes[to])
-        first = self.sizes[to] + int(self.counts[:of, to].sum())
-        return slice(first, first + int(self.counts[of, to]))
+        rows = _rows_of(self.counts[:, to], of)
+        return slice(self.sizes[to] + rows.start, self.sizes[to] + rows.stop)
 
     def sampled(self, rate: float, draws: np.random.Generator) -> "Halo":
         """Leave out each row of a halo, and its edges, with probability 1 - rate (BNS-GCN).
@@ -142,7 +142,7 @@ class HaloEdges(SharedEdges):
     """The edges that end in the nodes of a rank's part.
 
     `stale` keeps the halos of the last step, which training then takes; None to take those of the
-    same step. For `features` see `SharedEdges`.
+    same step.
     """
 
     def __init__(
@@ -156,8 +156,6 @@ class HaloEdges(SharedEdges):
     ) -> None:
         super().__init__(halo.edges, shards, len(halo.nodes), features, fused=fused)
         self.halo, self.stale = halo, stale
-        # Rows, and these with their halo: attention scores them, then sums the same ones.
-        self._last: tuple[Tensor, Tensor] | None = None
 
     def sums(self, x: Tensor, weighting: Weighting, added: Tensor | None = None) -> Tensor:
         return super().sums(self._with_halo(x), weighting, added)
@@ -172,15 +170,13 @@ class HaloEdges(SharedEdges):
         return super().pair_softmax(self._with_halo(of_sources), of_targets, slope)
 
     def pair_scores(self, left: Tensor, right: Tensor, weights: Tensor, slope: float) -> Tensor:
-        self._last = left, self._with_halo(left)
-        return super().pair_scores(self._last[1], right, weights, slope)
+        rows = self._with_halo(left)
+        self._scored = left, rows
+        return super().pair_scores(rows, right, weights, slope)
 
     def attention_sum(self, shares: Tensor, x: Tensor) -> Tensor:
-        last, rows = self._last or (None, None)
-        self._last = None
-        if rows is None or last is not x:
-            rows = self._with_halo(x)
-        return super().attention_sum(shares, rows)
+        rows = self._take_scored(x)
+        return super().attention_sum(shares, self._with_halo(x) if rows is None else rows)
 
     def _with_halo(self, x: Tensor) -> Tensor:
         if self.stale is not None and x.requires_grad and torch.is_grad_enabled():
@@ -197,7 +193,6 @@ class _WithHalo(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, halo: Halo, shards: Shards) -> Tensor:  # noqa: ANN401
         ctx.halo, ctx.shards = halo, shards
-
         write = copies_of(lambda to: x if to == shards.rank else x[halo.given[to]])
         shapes = [(halo.length(part), x.shape[1]) for part in range(shards.size)]
         return shards.exchange(
@@ -224,13 +219,11 @@ class _WithStaleHalo(Function):
     ) -> Tensor:
         ctx.halo, ctx.shards, ctx.stale, ctx.slot = halo, shards, stale, slot
         rank, counts = shards.rank, halo.counts
-        firsts = np.cumsum(counts, axis=0) - counts  # where each part's rows begin in each halo
-
         begun = shards.begin(
             Contribution(
                 copies_of(lambda to: x[halo.given[to]]),
                 [(int(counts[:, part].sum()), x.shape[1]) for part in range(shards.size)],
-                lambda of, to: (slice(int(firsts[of, to]), int(firsts[of, to] + counts[of, to])),),
+                lambda of, to: (_rows_of(counts[:, to], of),),
                 x,
             ),
             HALOS,
@@ -247,17 +240,16 @@ class _WithStaleHalo(Function):
 
 
 def _given_back(grad: Tensor, halo: Halo, rank: int) -> Contribution:
-    """Return how the gradients of a halo go back."""
-    counts, parts = halo.counts, range(len(halo.sizes))
-    firsts = np.cumsum(counts, axis=1) - counts  # where each part's begin in what a rank gets back
-
+    counts = halo.counts
     write = copies_of(lambda to: grad[:0] if to == rank else grad[halo.rows_from(to, rank)])
+    shapes = [(int(of_part.sum()), grad.shape[1]) for of_part in counts]
+    return Contribution(write, shapes, lambda of, to: (_rows_of(counts[to], of),), grad)
 
-    def index(of: int, to: int) -> tuple[slice]:
-        return (slice(int(firsts[to, of]), int(firsts[to, of] + counts[to, of])),)
 
-    shapes = [(int(counts[part].sum()), grad.shape[1]) for part in parts]
-    return Contribution(write, shapes, index, grad)
+def _rows_of(counts: np.ndarray, part: int) -> slice:
+    """Return where a part's rows are, if so many rows of each part follow one another."""
+    first = int(counts[:part].sum())
+    return slice(first, first + int(counts[part]))
 
 
 def _added_up(grad: Tensor, back: Tensor, halo: Halo, rank: int) -> Tensor:
@@ -272,10 +264,9 @@ def _added_up(grad: Tensor, back: Tensor, halo: Halo, rank: int) -> Tensor:
 def work_of_parts(
     targets: np.ndarray, sources: np.ndarray, parts: np.ndarray, num_parts: int
 ) -> np.ndarray:
-    """Count the rows of each part, those with its halo, and the edges into its nodes.
+    """Count the rows of each part, those with its halo, and the edges into its nodes: (m, 3) int64.
 
-    Takes the nodes that each edge ends in and comes from, (e,), and the part of each node, (n,)
-    int64; returns (m, 3) int64.
+    Takes the nodes that edges end in and come from, (e,), and the part of each node, (n,).
     """
     to, _ = _crossings(targets, sources, parts)
     own = np.bincount(parts, minlength=num_parts)

@@ -23,8 +23,8 @@ class MixedEdges(SharedEdges):
     """The edges between nodes of which a rank has the rows, or some columns of all.
 
     Methods take and return rows of this rank's nodes, `shards.own(n)`, except for keys and weights
-    of edges, (e, ...), which are the same on all ranks. The adjacency is that of the whole graph.
-    Where ranks send, sums leave in `chunks` chunks of nodes. For `features` see `SharedEdges`.
+    of edges, (e, ...), which are the same on all ranks. Where ranks send, sums leave in `chunks`
+    chunks of nodes.
     """
 
     def __init__(
@@ -42,8 +42,6 @@ class MixedEdges(SharedEdges):
         in_chunks = chunks > 1 and not shards.can_write
         self._chunks = Chunks(chunks, shards.slices(num_nodes)) if in_chunks else None
         self.overlaps = shards.can_write
-        # Rows, and the columns that they were sent as: attention scores them, then sums the same.
-        self._last: tuple[Tensor, Tensor] | None = None
 
     def sums(self, x: Tensor, weighting: Weighting, added: Tensor | None = None) -> Tensor:
         columns = self._to_columns(x) if self._is_features(x) else None
@@ -88,14 +86,13 @@ class MixedEdges(SharedEdges):
         """Score all edges with the rank's columns of each head, and add up."""
         heads = len(weights)
         columns = self._to_columns(left, heads), self._to_columns(right, heads)
-        self._last = left, columns[0]
+        self._scored = left, columns[0]
         own = weights[:, self.shards.own(weights.shape[1])]
         return total(super().pair_scores(*columns, own.contiguous(), slope), self.shards)
 
     def attention_sum(self, shares: Tensor, x: Tensor) -> Tensor:
-        heads, (last, columns) = shares.shape[1], self._last or (None, None)
-        self._last = None
-        if columns is None or last is not x:
+        heads, columns = shares.shape[1], self._take_scored(x)
+        if columns is None:
             columns = self._to_columns(x, heads)
         sums = super().attention_sum(shares, columns)
         return to_rows(sums, self.shards, x.shape[1], heads)

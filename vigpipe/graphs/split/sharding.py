@@ -1,6 +1,5 @@
 """What a rank has of a sub-graph: all of it, some rows, or a part with its halo."""
 
-from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -118,13 +117,9 @@ class ShardedByParts(Sharding):
         self, shards: Shards, owners: np.ndarray, kind: HaloKind, seed: int, *, fused: bool
     ) -> None:
         self._shards, self._owners, self._kind, self._seed = shards, owners, kind, seed
-        self._fused = fused
+        self._fused, self._own = fused, np.flatnonzero(owners == shards.rank)
         self._stale = StaleHalos() if kind.method == "stale" else None
         self._halo: Halo | None = None  # on the host
-
-    @cached_property
-    def _own(self) -> np.ndarray:
-        return np.flatnonzero(self._owners == self._shards.rank)
 
     def own(self, nodes: np.ndarray) -> np.ndarray:
         return self._own  # the nodes are always those of the whole graph

@@ -33,6 +33,8 @@ class SharedEdges(Edges):
         self.shards, self._num_rows, self._features = shards, num_rows, features
         # What was fetched for the features; the list is shared with the same edges with loops.
         self._fetched: list[Tensor] = []
+        # Rows, and what was fetched for them: attention scores these, then sums the same ones.
+        self._scored: tuple[Tensor, Tensor] | None = None
 
     @property
     def num_sources(self) -> int:
@@ -67,6 +69,12 @@ class SharedEdges(Edges):
         if not self._fetched:
             self._fetched.append(fetch())
         return self._fetched[0]
+
+    def _take_scored(self, x: Tensor) -> Tensor | None:
+        """Return what was fetched for x, if these rows were scored last, and forget it."""
+        rows, fetched = self._scored or (None, None)
+        self._scored = None
+        return fetched if rows is x else None
 
     def _is_features(self, x: Tensor) -> bool:
         """Whether x is the rows that are the same in every call, or another view of them."""
