@@ -32,11 +32,10 @@ _MOST_AHEAD = 1  # items that are made ahead; each takes the memory of its featu
 
 
 class GraphFeed:
-    """The batches of one rank.
+    """The batches of one rank; `seed` is that of the keys of dropout.
 
-    For the arguments see `vigpipe.job.job.Job.feed`; the seed is that of the keys. `repartition`
-    balances the parts of the sampler by measured time, and `sharding` says how the ranks of the
-    replica share its sub-graphs.
+    `repartition` balances the parts of the sampler by measured time, and `sharding` says how the
+    ranks of the replica share its sub-graphs.
     """
 
     def __init__(
@@ -177,10 +176,8 @@ class GraphFeed:
         return (shard.edges,)
 
     def _inputs(self, drawn: Sequence[Shard | None], bound: int) -> Tensor:
-        """Return the features of all micro-batches, padded: (M * bound, d).
-
-        Sparse features give no columns, because the tensors of a pipeline are dense.
-        """
+        """Return the features of all micro-batches, padded: (M * bound, d)."""
+        # The tensors of a pipeline are dense: sparse features give them no columns.
         num_columns = 0 if self._is_sparse else self._graph.num_features
         first = drawn[0]
         if num_columns and len(drawn) == 1 and first is not None and len(first.nodes) == bound:
@@ -192,7 +189,6 @@ class GraphFeed:
         return inputs.flatten(0, 1)
 
     def _features_of(self, shard: Shard) -> Any:  # noqa: ANN401
-        """Return a tensor or SparseRows on the device."""
         features, nodes = self._graph.features, shard.nodes
         if self._sampler.takes_all:
             return self._all_features

@@ -19,32 +19,20 @@ SPLITS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """One large graph.
+    """One large graph."""
 
-    Attributes:
-        name: what the user calls it.
-        indptr: (n + 1,) int64; the edges that end in node v have the numbers indptr[v] ...
-            indptr[v + 1] - 1.
-        indices: (e,) int64, the node that each edge comes from, ascending for each v. No edge is
-            repeated; there may be self-loops. Of edges in files, memory holds what is indexed.
-        features: (n, d) float32, dense or as rows of numbers that are not 0; perhaps in files.
-        labels: (n,) int64 classes, NO_CLASS for none; or (n, C) bool, where a node may have several
-            or no classes.
-        split: (n,) int8: TRAIN, VALIDATION, TEST or NO_SPLIT. A node without a class has NO_SPLIT.
-        class_names: of the C classes.
-        node_names: None if the nodes have none.
-        numbers: (n,) int64, the number of each node in the user's files; None if it is the same.
-    """
-
-    name: str
-    indptr: np.ndarray
-    indices: np.ndarray | StoredRows
-    features: np.ndarray | csr_array | StoredRows
-    labels: np.ndarray
-    split: np.ndarray
+    name: str  # what the user calls it
+    # The edges that end in node v have the numbers indptr[v] ... indptr[v + 1] - 1.
+    indptr: np.ndarray  # (n + 1,) int64
+    # Each edge comes from one of these nodes, which ascend for each v. No edge is repeated; there
+    # may be self-loops. Of edges in files, memory holds what is indexed.
+    indices: np.ndarray | StoredRows  # (e,) int64
+    features: np.ndarray | csr_array | StoredRows  # (n, d) float32
+    labels: np.ndarray  # (n,) int64, NO_CLASS for none; (n, C) bool if a node may have several
+    split: np.ndarray  # (n,) int8: TRAIN, VALIDATION, TEST or NO_SPLIT, as nodes without a class
     class_names: tuple[str, ...]
     node_names: tuple[str, ...] | None = None
-    numbers: np.ndarray | None = None
+    numbers: np.ndarray | None = None  # (n,) int64, in the user's files; None if they are the same
 
     @property
     def num_nodes(self) -> int:
@@ -83,7 +71,6 @@ class Graph:
         return np.asarray(self.indices)
 
     def targets(self) -> np.ndarray:
-        """Make the node that each edge ends in, (e,) int64."""
         return np.repeat(np.arange(self.num_nodes), np.diff(self.indptr))
 
     @cached_property
@@ -94,7 +81,6 @@ class Graph:
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of edges, labels and split, in hexadecimal digits."""
         digest = hashlib.sha256("\0".join(self.class_names).encode())
         for array in (self.indptr, self.sources(), self.labels, self.split):
             digest.update(np.ascontiguousarray(array).data)

@@ -52,8 +52,7 @@ from vigpipe.planning.profile import Amounts
 class GraphJob:
     """One large graph, how it is cut into sub-graphs, and the model that is trained on them.
 
-    The options have the defaults of the model filled in. This process took `sampler_seconds` to
-    make the sampler.
+    The options have the defaults of the model filled in.
     """
 
     unit: ClassVar[str] = "nodes"
@@ -62,7 +61,7 @@ class GraphJob:
     config: TrainConfig
     graph: Graph
     sampler: Sampler
-    sampler_seconds: float
+    sampler_seconds: float  # how long this process took to make the sampler
 
     @property
     def name(self) -> str:
@@ -106,7 +105,6 @@ class GraphJob:
 
     @cached_property
     def rank_parts(self) -> Partition:
-        """The parts of the graph that the ranks of a replica have."""
         return make_rank_parts(self.config, self.graph, self.config.shards)
 
     @property
@@ -178,7 +176,6 @@ class GraphJob:
             )
 
     def _check_sparse_threads(self, model: GraphModel) -> None:
-        """Raise InputError if no layer could sum and multiply at the same time."""
         number = self.config.sparse_threads
         if number and not any(cast(GraphLayer, layer).joins for layer in model.convs.values()):
             aggregator = self.config.aggregator

@@ -28,20 +28,13 @@ def open_graph(
     symmetric: bool | None,
     seed: int,
 ) -> Graph:
-    """Open a graph to train on.
+    """Open a graph to train on; InputError if there is none.
 
-    Args:
-        data: the path of a graph file, which ends in .npz, or of a prepared folder; the name of a
-            data set, in any case; or `sbm.FORM` for a random graph.
-        data_dir: folder of the data sets, each in a folder of its own.
-        download: fetch a data set if it is not there. In a run, one rank downloads before the
-            others open the graph.
-        features: how they are scaled, see `features.scaled`; None for raw, or as a folder has them.
-        symmetric: add the reverse of every edge; None for yes, or as a folder has them.
-        seed: of a random graph.
-
-    Raises:
-        InputError: there is no such graph, or it is not one to train on.
+    `data` is the path of a graph file, which ends in .npz, or of a prepared folder; the name of a
+    data set, in any case; or `sbm.FORM` for a random graph, drawn from the seed. Data sets are in
+    folders of their own in `data_dir`. `download` fetches one that is not there; in a run, one rank
+    does so before the others open the graph. Scaled features (`features.scaled`) and edges with
+    their reverse are by default as a folder has them, otherwise raw and symmetric.
     """
     # Path's own expanduser raises RuntimeError for an unknown ~user.
     path = Path(os.path.expanduser(data))
@@ -71,7 +64,6 @@ def open_graph(
 def _as_prepared(
     graph: PreparedGraph, features: Scaling | None, symmetric: bool | None
 ) -> PreparedGraph:
-    """Check that a folder has what is asked for."""
     has = graph.manifest
     for option, wanted, found in (
         ("features", features, has.scaling),

@@ -12,12 +12,9 @@ Rows = np.ndarray | csr_array
 class StoredRows:
     """The rows of one large array, or sparse matrix, in k files; indexed like an array.
 
-    Args:
-        firsts: (k + 1,) int64, the first row of each file; then the number of rows.
-        shape: of the array.
-        dtype: of the rows that are returned.
-        read: maps all rows of a file, given its number; two threads may call it at once.
-        num_stored: how many numbers sparse rows store; None if the rows are dense.
+    `firsts`, (k + 1,) int64, has the first row of each file, then the number of rows. `read` maps
+    all rows of a file, given its number; two threads may call it at once. `num_stored` is how many
+    numbers sparse rows store; None if the rows are dense.
     """
 
     def __init__(
@@ -43,7 +40,6 @@ class StoredRows:
         return self._at(rows)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:  # noqa: ANN401
-        """Return all rows, in memory."""
         return np.array(self[:], dtype, copy=copy)
 
     def _between(self, start: int, end: int) -> Rows:

@@ -26,22 +26,16 @@ def make_graph(
     split: np.ndarray,
     class_names: Sequence[str] | None = None,
 ) -> Graph:
-    """Check the parts of a graph and put them together.
+    """Check the parts of a graph and put them together; messages begin with `where`.
 
-    Args:
-        name: what the user calls the graph.
-        where: the file or folder, which messages begin with.
-        sources: (e,) integers, the nodes that edges come from; repeated edges count once.
-        targets: (e,) integers, the nodes that they end in.
-        features: (n, d) numbers, dense or from `make_rows`.
-        labels: (n,) integers, NO_CLASS for none; or (n, C) zeros and ones.
-        split: (n,) integers: TRAIN, VALIDATION, TEST or NO_SPLIT. A node without a class gets
-            NO_SPLIT, because there is nothing to train or to score it with.
-        class_names: by default, classes are named after their numbers.
+    Edges come from sources and end in targets, (e,) integers each; repeated ones count once.
+    Features, (n, d), are dense or from `make_rows`. Labels are (n,) integers, NO_CLASS for none; or
+    (n, C) zeros and ones. The split is (n,) integers; a node without a class gets NO_SPLIT, because
+    there is nothing to train or to score it with. By default, classes are named after their
+    numbers.
 
-    Raises:
-        InputError: the parts do not fit together, a number is out of range or not finite, there are
-            no training or no test nodes, or a class has no training nodes.
+    InputError if the parts do not fit together, a number is out of range or not finite, there are
+    no training or no test nodes, or a class has no training nodes.
     """
     num_nodes = len(labels) if labels.ndim else 0
     shape: Any = features.shape  # scipy says it can be None

@@ -12,8 +12,7 @@ MOST_AT_ONCE = 5000  # k-means on so many points takes seconds; on more, batches
 def clusters(points: np.ndarray, num_clusters: int, draws: np.random.Generator) -> np.ndarray:
     """Run k-means on the directions of vectors: their lengths follow the degrees of the nodes.
 
-    There are at most as many clusters as points, (n, d). Returns the cluster of each point, (n,)
-    int64; a cluster may be empty if there are fewer directions than clusters.
+    Of at most as many clusters as points, (n, d), one may be empty if there are fewer directions.
     """
     lengths = np.linalg.norm(points, axis=1, keepdims=True)
     directions = points / np.where(lengths > 0, lengths, 1)

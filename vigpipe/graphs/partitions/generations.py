@@ -43,7 +43,6 @@ class Generations:
 
     @property
     def are_measured(self) -> bool:
-        """Whether the parts follow what was measured."""
         return self._every is not None and self._first.method != "random"
 
     def number(self, epoch: int) -> int:
@@ -79,10 +78,7 @@ class Generations:
 
 
 def node_costs(graph: Graph, parts: np.ndarray, rates: Rates) -> np.ndarray:
-    """Return the seconds of each node and its edges from nodes of the same part, (n,).
-
-    These are ones if no time was measured. `parts` is the part of each node, (n,) int64.
-    """
+    """Return the seconds of each node and its edges in its part, (n,); ones if none took any."""
     targets = graph.targets()
     kept = targets[parts[targets] == parts[graph.sources()]]
     num_edges = np.bincount(kept, minlength=graph.num_nodes)
@@ -91,11 +87,10 @@ def node_costs(graph: Graph, parts: np.ndarray, rates: Rates) -> np.ndarray:
 
 
 def fit_rates(sizes: Sequence[tuple[int, int]], seconds: Sequence[float]) -> Rates:
-    """Find the rates that explain how long sub-graphs of some nodes and edges took.
+    """Find the rates that explain how long sub-graphs of some nodes and edges took; 0 without any.
 
     There is no constant time: where all parts have the same number of nodes, as those of METIS, it
-    would take the place of the time per node. Rates are not negative, and 0 if nothing was
-    measured.
+    would take the place of the time per node.
     """
     if not sizes:
         return Rates(0.0, 0.0)

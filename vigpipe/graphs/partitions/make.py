@@ -69,10 +69,7 @@ def check_request(graph: Graph, method: str, num_parts: int, seed: int) -> None:
 
 
 def fill_empty(parts: np.ndarray, num_parts: int) -> None:
-    """Move a node into every empty part, one after the other from the part that is largest then.
-
-    Changes `parts`, (n,) int64, in place; n is num_parts at least.
-    """
+    """Move nodes to empty parts, in place, each from the part that is largest then."""
     sizes = np.bincount(parts, minlength=num_parts)
     empty = np.flatnonzero(sizes == 0)
     if len(empty) == 0:

@@ -10,11 +10,9 @@ def metis_parts(joined: csr_array, num_parts: int, draws: np.random.Generator) -
 
     Karypis and Kumar 1998, "A Fast and High Quality Multilevel Scheme for Partitioning Irregular
     Graphs" (SIAM J. Sci. Comput. 20). The largest part has about 1.03 times the mean number of
-    nodes, more where a part has a few dozen only. METIS draws with the C library's rand(), so
-    another operating system may get other parts.
-
-    Takes the matrix of `neighbours`; returns the part of each node, (n,) int64. A part may be empty
-    if there are hardly more nodes than parts.
+    nodes, more where a part has a few dozen only; one may be empty if there are hardly more nodes
+    than parts. METIS draws with the C library's rand(), so another operating system may get other
+    parts.
     """
     starts = np.asarray(joined.indptr, dtype=np.int64)
     adjacency = pymetis.CSRAdjacency(starts, np.asarray(joined.indices, dtype=np.int64))

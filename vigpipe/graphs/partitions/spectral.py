@@ -15,11 +15,9 @@ def spectral_parts(joined: csr_array, num_parts: int, draws: np.random.Generator
     """Cluster the nodes by the k leading eigenvectors of D'^-1/2 A D'^-1/2.
 
     D' is the degrees plus their mean, so that the eigenvectors are not those of small components:
-    regularized spectral clustering, Qin and Rohe 2013 (arXiv:1309.4111).
-
-    Takes the matrix of `neighbours`, in which each node has one, and k of at most n; returns the
-    part of each node, (n,) int64. A part may be empty, and parts may differ much in size.
-    InputError if the graph is too large for a dense matrix.
+    regularized spectral clustering, Qin and Rohe 2013 (arXiv:1309.4111). Each node has a neighbour,
+    and k is at most n. A part may be empty, and parts may differ much in size. InputError if the
+    graph is too large for a dense matrix.
     """
     degrees = np.diff(joined.indptr)
     num_nodes = len(degrees)

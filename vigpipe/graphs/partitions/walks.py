@@ -19,10 +19,8 @@ def walk_parts(joined: csr_array, num_parts: int, draws: np.random.Generator) ->
     Walks: DeepWalk, Perozzi et al. 2014 (arXiv:1403.6652). Embedding: DeepWalk factorises the
     logarithm of how much more often two nodes meet than by chance, Qiu et al. 2018
     (arXiv:1710.02971); as there, values below 0 are 0, and the embedding is U √Σ of the truncated
-    singular value decomposition.
-
-    Takes the matrix of `neighbours`, in which each node has one, and k of at most n; returns the
-    part of each node, (n,) int64. A part may be empty, and parts may differ much in size.
+    singular value decomposition. Each node has a neighbour, and k is at most n. A part may be
+    empty, and parts may differ much in size.
     """
     num_nodes = len(joined.indptr) - 1
     roots = np.tile(np.arange(num_nodes, dtype=joined.indices.dtype), WALKS_PER_NODE)

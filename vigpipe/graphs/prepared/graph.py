@@ -13,13 +13,10 @@ from vigpipe.graphs.prepared.manifest import Manifest
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PreparedGraph(Graph):
-    """A graph that lies in a prepared folder, its nodes in the order of their parts.
-
-    `stored_loops` are the nodes that have an edge to themselves, ascending, int64.
-    """
+    """A graph that lies in a prepared folder, its nodes in the order of their parts."""
 
     manifest: Manifest
-    stored_loops: np.ndarray
+    stored_loops: np.ndarray  # nodes that have an edge to themselves, ascending, int64
 
     @cached_property
     def partition(self) -> Partition:

@@ -43,7 +43,7 @@ def kept_counts(
 
     The file is named after `name`, coverage, seed and the SHA-256 of the graph; `name` must tell
     everything else that the draws depend on. Ranks may call this at the same time: each then
-    counts, and finds the same. For coverage and seed see `count`, for `beside` see `read_kept`.
+    counts, and finds the same.
     """
     name = f"{name}-{coverage}-{seed}-{graph.sha256}-{_VERSION}"
     nodes, edges = graph.num_nodes, graph.num_edges
@@ -95,10 +95,7 @@ def count(graph: Graph, draw_nodes: DrawNodes, coverage: int, seed: int) -> Coun
 
 
 def _count_edges(graph: Graph, which: np.ndarray, of_edges: np.ndarray) -> None:
-    """Add to each edge's count, (e,) int32, the number of sub-graphs that have both of its ends.
-
-    Each of the (n,) uint64 in `which` has a bit for every sub-graph.
-    """
+    """Count for each edge the sub-graphs with both ends, of which `which` has bits, (n,) uint64."""
     came = np.flatnonzero(which)
     for first in range(0, len(came), _NODES_AT_ONCE):
         nodes = came[first : first + _NODES_AT_ONCE]

@@ -18,7 +18,7 @@ def generator(seed: int, epoch: int, number: int) -> np.random.Generator:
 class Sizes:
     """Remembers how many nodes and edges the sub-graphs had that were drawn last.
 
-    One thread may `put` while another calls `get`.
+    One thread may `put` while another calls `get`, which returns None for one drawn long ago.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,6 @@ class Sizes:
         self._sizes[epoch, number] = num_nodes, num_edges
 
     def get(self, epoch: int, number: int) -> tuple[int, int] | None:
-        """Return the numbers of nodes and edges; None if it was not drawn, or long ago."""
         return self._sizes.get((epoch, number))
 
 

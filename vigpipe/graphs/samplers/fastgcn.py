@@ -19,9 +19,8 @@ from vigpipe.ops.adjacency import Weighting
 class ImportantNodes:
     """Takes the edges that come from nodes which are drawn for the layer.
 
-    Only one thread at a time may call `sample`, which writes to a table; `InLayers` has a lock. A
-    consists of the weights of `weighting`, without the self-loops of `gcn`; t is `layer_nodes`. The
-    graph must have edges.
+    Only one thread at a time may call `sample`, which writes to a table; `InLayers` has a lock. The
+    weights leave out the self-loops of `gcn`; t is `layer_nodes`. The graph must have edges.
     """
 
     def __init__(self, graph: Graph, weighting: Weighting, layer_nodes: int) -> None:

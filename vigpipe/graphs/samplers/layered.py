@@ -127,7 +127,6 @@ class InLayers(Sampler):
         )
 
     def as_table(self) -> dict[str, object]:
-        """Return the fraction of the edges that the layers of the first batches have kept."""
         num_kept = num_ending = 0
         for number in range(min(_NUM_FIRST, self.num_sub_graphs[0])):
             nodes, adjacency, _ = self.draw(1, number)

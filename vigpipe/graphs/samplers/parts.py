@@ -65,7 +65,6 @@ class Parts(Sampler):
         return str(self.generations.partition(1))
 
     def as_table(self) -> dict[str, object]:
-        """Describe the parts of the first epoch, and what they keep as they are joined."""
         partition = self.generations.partition(1)
         kept = partition.kept_edge_fraction
         if self._num_joined > 1 and partition.num_edges:
@@ -74,7 +73,6 @@ class Parts(Sampler):
         return {"kept_edge_fraction": kept, "partition": partition.as_table()}
 
     def _parts_in_order(self, epoch: int) -> list[np.ndarray]:
-        """Return the parts of every sub-graph of an epoch."""
         order = epoch_order(self._seed, epoch, len(self.generations.most_nodes))
         num_groups, size = len(self.num_sub_graphs), self._num_joined
         groups = [order[order % num_groups == group] for group in range(num_groups)]

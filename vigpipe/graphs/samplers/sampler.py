@@ -8,36 +8,24 @@ from vigpipe.ops.adjacency import Adjacency, Layered
 
 
 class SubGraph(NamedTuple):
-    """Some nodes of a graph, and edges between them.
+    """Some nodes of a graph, and edges between them."""
 
-    Attributes:
-        nodes: (b,) int64, each once; ascending, unless the layers have edges of their own.
-        adjacency: the edges, whose ends are positions in `nodes`; or the edges of each layer, those
-            of the last layer ending in the nodes that are trained on.
-        weights: (b,) float64, how often the loss of each node counts; None for once.
-    """
-
-    nodes: np.ndarray
+    nodes: np.ndarray  # (b,) int64, each once; ascending unless the layers have their own edges
+    # The ends are positions in `nodes`. Of layers with their own edges, those of the last one end
+    # in the nodes that are trained on.
     adjacency: Adjacency | Layered
-    weights: np.ndarray | None = None
+    weights: np.ndarray | None = None  # (b,) float64, how often losses count; None for once
 
 
 class Sampler(Protocol):
-    """Draws the sub-graphs of an epoch; what it draws depends on seed, epoch and number only.
+    """Draws the sub-graphs of an epoch; what it draws depends on seed, epoch and number only."""
 
-    Attributes:
-        num_sub_graphs: how many sub-graphs an epoch has: in one group, from which all replicas
-            take; or in a group for each replica, which takes no others. The sub-graphs are numbered
-            one group after the other.
-        most_nodes: a bound for the nodes of a sub-graph.
-        most_targets: a bound for those of them that the last layer makes logits of.
-        takes_all: whether every sub-graph is the graph itself.
-    """
-
+    # An epoch has so many sub-graphs: in one group, from which all replicas take; or in a group
+    # for each replica, which takes no others. They are numbered one group after the other.
     num_sub_graphs: tuple[int, ...]
-    most_nodes: int
-    most_targets: int
-    takes_all: bool = False
+    most_nodes: int  # a bound for the nodes of a sub-graph
+    most_targets: int  # a bound for those of them that the last layer makes logits of
+    takes_all: bool = False  # whether every sub-graph is the graph itself
 
     def draw(self, epoch: int, number: int) -> SubGraph:
         """Draw a sub-graph of an epoch, which is counted from 1; two threads may do so at once."""

@@ -21,11 +21,9 @@ class StaleHalos:
         self._next = 0
 
     def begin_step(self) -> None:
-        """Number the exchanges from 0 again."""
         self._next = 0
 
     def slot(self) -> int:
-        """Return the number of the next exchange of the step."""
         self._next += 1
         return self._next - 1
 

@@ -114,10 +114,9 @@ class TravellingSums(NamedTuple):
 
 
 class TravellingEdges(MixedEdges):
-    """The edges between nodes of which a rank has the rows, or some columns of all.
+    """The edges of a graph on the host, between rows on a device.
 
-    The whole graph is on the host, the rows on the device. Attention is not for these, since every
-    rank would have the weights of all edges.
+    Attention is not for these, since every rank would have the weights of all edges.
     """
 
     def __init__(
