@@ -6,7 +6,7 @@ from torch import Tensor
 
 from vigpipe.graphs.chunks import Chunks
 from vigpipe.graphs.pool.pool import Pool
-from vigpipe.graphs.pool.products import ProductThenSums, Sums, SumsThenProduct
+from vigpipe.graphs.pool.products import ProductThenSums, SumsAlone, SumsThenProduct
 from vigpipe.graphs.pool.sums import PooledSums
 from vigpipe.graphs.split.sums import WholeSums
 from vigpipe.model.gnn.edges import Edges, Features
@@ -15,10 +15,7 @@ from vigpipe.ops.sparse_rows import linear
 
 
 class PooledEdges(Edges):
-    """The edges of a graph on the host, all of whose nodes one rank has; see `model.gnn.edges`.
-
-    The pool sums the chunks of nodes one by one.
-    """
+    """The edges of a graph on the host, over which the pool sums chunk by chunk of its nodes."""
 
     overlaps = True
 
@@ -33,7 +30,7 @@ class PooledEdges(Edges):
         return PooledEdges(looped, self._pool, self._chunks, fused=self.fused)
 
     def sums(self, x: Tensor, weighting: Weighting, added: Tensor | None = None) -> Tensor:
-        y: Any = Sums.apply(x.contiguous(), added, self._sums(weighting))
+        y: Any = SumsAlone.apply(x.contiguous(), added, self._sums(weighting))
         return y
 
     def sums_then_product(

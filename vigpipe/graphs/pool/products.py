@@ -23,7 +23,7 @@ from torch.autograd import Function
 from vigpipe.graphs.pool.sums import PooledSums
 
 
-class Sums(Function):
+class SumsAlone(Function):
     """Sum what the edges bring, add (n, C) or (C,), and wait: (n, C) -> (n, C)."""
 
     @staticmethod

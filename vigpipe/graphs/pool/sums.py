@@ -14,10 +14,7 @@ from vigpipe.graphs.split.sums import WholeSums
 
 
 class PooledSums(NamedTuple):
-    """Sums over the edges of a graph on the host, which a pool makes in chunks of nodes.
-
-    One rank has all nodes of the chunks.
-    """
+    """Sums over edges on the host, which a pool makes in chunks of nodes that one rank has."""
 
     pool: Pool
     chunks: Chunks
@@ -45,6 +42,7 @@ class Summing:
         self._sums, self._rows = sums, sums.rows
         self._x, self._out, self._added = x, out, added
         self._tasks: dict[int, Future[None]] = {}
+        self._wait: Callable[[], None] = lambda: None  # until x is there, as far as it was given
 
     def give(self, number: int) -> None:
         """Let the pool sum what it can, now that a chunk of x and all before it are there."""
@@ -66,9 +64,10 @@ class Summing:
             self.take(number)
 
     def _start(self, number: int) -> None:
-        self._tasks[number] = self._sums.pool.start(partial(self._write, number))
+        self._tasks[number] = self._sums.pool.start(partial(self._write, number, self._wait))
 
-    def _write(self, number: int) -> None:
+    def _write(self, number: int, wait: Callable[[], None]) -> None:
+        wait()
         rows, added = self._rows[number], self._added
         part = added if added is None or added.dim() == 1 else added[rows]
         self._sums.whole.write(self._x, [rows], [self._out[rows]], part)
@@ -105,15 +104,6 @@ class SummingFromDevice(Summing):
         rows, (x, _) = self._rows[number], self._of_device
         self._x[rows].copy_(x[rows], non_blocking=True)
         self._wait = _mark(x.device)
-
-    def _start(self, number: int) -> None:
-        wait = self._wait
-
-        def task() -> None:
-            wait()
-            self._write(number)
-
-        self._tasks[number] = self._sums.pool.start(task)
 
 
 def is_on_host(x: Tensor) -> bool:

@@ -1,5 +1,7 @@
 """One rank that has all of a sub-graph, and sums in a pool while it trains."""
 
+from functools import lru_cache
+
 import torch
 
 from vigpipe.graphs.chunks import Chunks
@@ -21,7 +23,8 @@ class UnshardedWithPool(Unsharded):
     def __init__(self, num_threads: int, *, fused: bool) -> None:
         self._fused, self._pool = fused, Pool(num_threads)
         self._chunks = Chunks(1, [slice(0, 0)])
-        self._last: tuple[Adjacency, Adjacency] | None = None  # on a GPU, and on the host
+        # The whole graph recurs: its copy is kept, with what is derived from it.
+        self._on_host = lru_cache(1)(lambda adjacency: adjacency.to(torch.device("cpu")))
 
     def at_step(self, shard: Shard, step: int, device: torch.device) -> Shard:
         assert isinstance(shard.edges, Adjacency)  # `check_job` has refused others
@@ -32,12 +35,6 @@ class UnshardedWithPool(Unsharded):
         adjacency = shard.edges if device.type == "cpu" else self._on_host(shard.edges)
         edges = PooledEdges(adjacency, self._pool, self._chunks, fused=self._fused)
         return shard._replace(edges=edges)
-
-    def _on_host(self, adjacency: Adjacency) -> Adjacency:
-        """Return a copy on the host, for the same edges the same copy: the whole graph recurs."""
-        if self._last is None or self._last[0] is not adjacency:
-            self._last = adjacency, adjacency.to(torch.device("cpu"))
-        return self._last[1]
 
     def finish(self) -> None:
         self._pool.close()
