@@ -25,11 +25,10 @@ class Files:
         self._read: dict[str, Arrays] = {}
         self._lock = Lock()  # a thread may read ahead
 
-    def arrays(self, name: str, check: Callable[[Arrays], None]) -> Arrays:
+    def arrays(self, name: str, check: Callable[[Arrays], object]) -> Arrays:
         """Return the arrays of a file, whose pages are read when they are looked at.
 
-        When the file is first needed, `check` raises KeyError or ValueError for wrong arrays.
-        InputError if the file is not there, or not what it must be.
+        InputError if it is not what it must be, or `check` raises KeyError or ValueError at first.
         """
         with self._lock:
             if name not in self._read:
@@ -77,10 +76,14 @@ def array(arrays: Arrays, name: str, dtype: type[np.generic], *shape: int) -> np
     return found
 
 
-def check_range(name: str, numbers: np.ndarray, least: int, end: int) -> None:
-    """Raise ValueError if a number is below `least`, or is `end` or more."""
-    if len(numbers) and (numbers.min() < least or numbers.max() >= end):
+def numbers(
+    arrays: Arrays, name: str, dtype: type[np.generic], length: int, least: int, end: int
+) -> np.ndarray:
+    """Return an array of numbers from `least` to `end` - 1; errors are those of `array`."""
+    found = array(arrays, name, dtype, length)
+    if length and (found.min() < least or found.max() >= end):
         raise ValueError(f"{name} are not all in {least} … {end - 1}")
+    return found
 
 
 def check_rows(name: str, indptr: np.ndarray, last: int) -> None:

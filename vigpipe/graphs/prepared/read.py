@@ -9,7 +9,7 @@ from scipy.sparse import csr_array
 from vigpipe.errors import InputError
 from vigpipe.files.untrusted import read_json
 from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST
-from vigpipe.graphs.prepared.files import Arrays, Files, array, check_range, check_rows
+from vigpipe.graphs.prepared.files import Arrays, Files, array, check_rows, numbers
 from vigpipe.graphs.prepared.graph import PreparedGraph
 from vigpipe.graphs.prepared.manifest import (
     NAMES,
@@ -23,10 +23,7 @@ from vigpipe.graphs.stored_rows import Rows, StoredRows
 
 
 def open_folder(folder: Path) -> PreparedGraph:
-    """Open a prepared folder. Edges and features are read, and checked, part by part when needed.
-
-    InputError if the folder cannot be read, or its files are not what its manifest says.
-    """
+    """Open a folder; its edges and features are read, and checked, part by part when needed."""
     manifest = read_manifest(folder)
     files = Files(folder, manifest.files)
     parts = _Parts(files, manifest)
@@ -74,20 +71,18 @@ class _Parts:
         """Return the source of every edge into a part, int32."""
         start, end = self._manifest.first_nodes[part : part + 2]
         num_edges = int(self.nodes["indptr"][end] - self.nodes["indptr"][start])
-
-        def check(arrays: Arrays) -> None:
-            indices = array(arrays, "indices", np.int32, num_edges)
-            check_range("indices", indices, 0, self._manifest.nodes)
-
-        return self._files.arrays(edges_file(part), check)["indices"]
+        arrays = self._files.arrays(
+            edges_file(part),
+            lambda arrays: numbers(arrays, "indices", np.int32, num_edges, 0, self._manifest.nodes),
+        )
+        return arrays["indices"]
 
     def dense_features(self, part: int) -> Rows:
         shape = self._manifest.part_nodes[part], self._manifest.features
-
-        def check(arrays: Arrays) -> None:
-            array(arrays, "x", np.float32, *shape)
-
-        return self._files.arrays(features_file(part), check)["x"]
+        arrays = self._files.arrays(
+            features_file(part), lambda arrays: array(arrays, "x", np.float32, *shape)
+        )
+        return arrays["x"]
 
     def sparse_features(self, part: int) -> Rows:
         shape = self._manifest.part_nodes[part], self._manifest.features
@@ -96,8 +91,7 @@ class _Parts:
             values = arrays["values"]
             array(arrays, "values", np.float32, len(values))
             check_rows("indptr", array(arrays, "indptr", np.int32, shape[0] + 1), len(values))
-            indices = array(arrays, "indices", np.int32, len(values))
-            check_range("indices", indices, 0, shape[1])
+            numbers(arrays, "indices", np.int32, len(values), 0, shape[1])
 
         arrays = self._files.arrays(features_file(part), check)
         return csr_array((arrays["values"], arrays["indices"], arrays["indptr"]), shape=shape)
@@ -106,18 +100,15 @@ class _Parts:
         num_nodes, num_classes = self._manifest.nodes, len(self._manifest.class_names)
         indptr = array(arrays, "indptr", np.int64, num_nodes + 1)
         check_rows("indptr", indptr, self._manifest.edges)
-        numbers = array(arrays, "numbers", np.int64, num_nodes)
-        check_range("numbers", numbers, 0, num_nodes)
-        if (np.bincount(numbers, minlength=num_nodes) != 1).any():
+        in_files = numbers(arrays, "numbers", np.int64, num_nodes, 0, num_nodes)
+        if (np.bincount(in_files, minlength=num_nodes) != 1).any():
             raise ValueError("numbers has a node twice")
         if self._manifest.multi_label:
             array(arrays, "labels", np.bool_, num_nodes, num_classes)
         else:
-            labels = array(arrays, "labels", np.int64, num_nodes)
-            check_range("labels", labels, NO_CLASS, num_classes)
-        check_range("split", array(arrays, "split", np.int8, num_nodes), NO_SPLIT, TEST + 1)
-        loops = array(arrays, "loops", np.int64, len(arrays["loops"]))
-        check_range("loops", loops, 0, num_nodes)
+            numbers(arrays, "labels", np.int64, num_nodes, NO_CLASS, num_classes)
+        numbers(arrays, "split", np.int8, num_nodes, NO_SPLIT, TEST + 1)
+        numbers(arrays, "loops", np.int64, len(arrays["loops"]), 0, num_nodes)
 
 
 def _names(files: Files, manifest: Manifest) -> tuple[str, ...] | None:
