@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
+from scipy.sparse import coo_array, csr_array
 
 from vigpipe.graphs.stored_rows import StoredRows
 from vigpipe.ops.transpose import is_symmetric
@@ -88,15 +88,10 @@ class Graph:
 
 
 def edges_into(indptr: np.ndarray, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the edges that end in some nodes, (m,) int64, in any order; `indptr` is a Graph's.
-
-    Returns where in the list of these edges those of each node begin, (m + 1,) int64, and their
-    numbers, (e,) int64.
-    """
+    """Return where the edges of each node begin, (m + 1,) int64, and their numbers, (e,) int64."""
     starts = indptr[nodes]
     degrees = indptr[nodes + 1] - starts
-    rows = np.zeros(len(nodes) + 1, dtype=np.int64)
-    np.cumsum(degrees, out=rows[1:])
+    rows = np.append(0, np.cumsum(degrees))
     return rows, np.arange(rows[-1]) + np.repeat(starts - rows[:-1], degrees)
 
 
@@ -108,13 +103,9 @@ def are_rows(indptr: np.ndarray, last: int) -> bool:
 
 
 def rows_of_kept(rows: np.ndarray, is_kept: np.ndarray) -> np.ndarray:
-    """Return where compressed rows begin, (m + 1,) int64, when some elements are left out.
-
-    Takes where all `rows` begin, (m + 1,) int64, and which elements are kept, (e,) bool.
-    """
-    num_kept = np.zeros(len(is_kept) + 1, dtype=np.int64)  # before each element
-    np.cumsum(is_kept, out=num_kept[1:])
-    return num_kept[rows]
+    """Return where compressed rows begin, (m + 1,) int64, if (e,) elements are kept or left out."""
+    num_before = np.append(0, np.cumsum(is_kept, dtype=np.int64))
+    return num_before[rows]
 
 
 def sort_rows(indptr: np.ndarray, indices: np.ndarray) -> np.ndarray:
@@ -176,3 +167,15 @@ def symmetric(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
     if is_symmetric(torch.from_numpy(graph.indptr), torch.from_numpy(sources)):
         return graph.indptr, sources
     return in_rows(sources, graph.targets(), graph.num_nodes, both_ways=True)
+
+
+def neighbours(graph: Graph) -> csr_array:
+    """Return which nodes have an edge between them, without self-loops: (n, n) bool, symmetric."""
+    sources, targets = graph.sources(), graph.targets()
+    is_other = targets != sources
+    ends = targets[is_other], sources[is_other]
+    shape = graph.num_nodes, graph.num_nodes
+    edges = coo_array((np.ones(len(ends[0]), dtype=bool), ends), shape).tocsr()
+    both = csr_array(edges + edges.T)
+    both.sort_indices()
+    return both

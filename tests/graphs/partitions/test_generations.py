@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.graphs.partitions.small_graphs import graphs
+from vigpipe.graphs.graph import neighbours
 from vigpipe.graphs.partitions.balance import LIMIT, balanced
 from vigpipe.graphs.partitions.generations import Generations, Rates, fit_rates, node_costs
 from vigpipe.graphs.partitions.make import make_partition
-from vigpipe.graphs.partitions.neighbours import neighbours
 from vigpipe.graphs.sbm import draw
 
 GRAPH = draw("sbm:600,6,8,6", seed=2)

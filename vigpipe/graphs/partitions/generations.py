@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vigpipe.graphs.graph import Graph
+from vigpipe.graphs.graph import Graph, neighbours
 from vigpipe.graphs.partitions.balance import balanced
-from vigpipe.graphs.partitions.neighbours import neighbours
 from vigpipe.graphs.partitions.partition import Partition, measured
 from vigpipe.job.fit import fit_costs
 

@@ -7,9 +7,8 @@ from scipy.sparse import csr_array
 from threadpoolctl import threadpool_limits
 
 from vigpipe.errors import InputError
-from vigpipe.graphs.graph import Graph
+from vigpipe.graphs.graph import Graph, neighbours
 from vigpipe.graphs.partitions.metis import metis_parts
-from vigpipe.graphs.partitions.neighbours import neighbours
 from vigpipe.graphs.partitions.partition import METHODS, Method, Partition, measured
 
 
