@@ -83,10 +83,7 @@ def write_folder(
 
 
 def check_new_folder(folder: Path) -> None:
-    """Make the parent of a new folder.
-
-    InputError if it cannot be made or written to, or the folder is there already.
-    """
+    """Make the parent of a new folder; InputError if it cannot be written, or is there already."""
     if os.path.lexists(folder):
         raise InputError(f"{folder}: is there already; choose another name, or remove it")
     try:
@@ -122,8 +119,7 @@ def _write_arrays(
     order = np.argsort(partition.parts, kind="stable")
     new_numbers = np.empty(graph.num_nodes, np.int32)
     new_numbers[order] = np.arange(graph.num_nodes)
-    indptr = np.zeros(graph.num_nodes + 1, np.int64)
-    np.cumsum(np.diff(graph.indptr)[order], out=indptr[1:])
+    indptr = np.append(0, np.cumsum(np.diff(graph.indptr)[order]))
     labels, split = graph.labels[order], graph.split[order]
 
     files: dict[str, FileFacts] = {}

@@ -159,6 +159,4 @@ def _in_rows(
     rows = np.repeat(np.arange(len(edges.nums)) * num_sources, edges.nums)
     keys = rows + positions[edges.sources]
     order = np.argsort(keys)
-    indptr = np.zeros(len(edges.nums) + 1, dtype=np.int64)
-    np.cumsum(edges.nums, out=indptr[1:])
-    return indptr, keys[order] - rows, edges.factors[order]
+    return np.append(0, np.cumsum(edges.nums)), keys[order] - rows, edges.factors[order]
