@@ -26,7 +26,6 @@ from vigpipe.parallel.switch import SWITCHES, cut, length_of
 
 MOST_PIECES = 2  # into which a rank cuts its columns
 LEAST_COLUMNS = 64  # narrower pieces would cost more than they save
-_EVERY = slice(None)
 
 
 class Sums(Protocol):
@@ -195,7 +194,9 @@ def _sum_by_columns(
 
     def fill(blocks: Sequence[Tensor]) -> None:
         for piece in pieces:
-            part = _send_piece(x, piece, rows, shards) if columns is None else columns
+            part = columns
+            if part is None:
+                part = shards.exchange(_columns_of(x, piece, rows, sums.num_nodes), SWITCHES)
             mine = piece[shards.rank]
             here = slice(mine.start - own.start, mine.stop - own.start)
             of_bias = None if bias is None else bias[mine]
@@ -205,7 +206,7 @@ def _sum_by_columns(
         Contribution(
             fill,
             [(length_of(of_rank), num_channels) for of_rank in rows],
-            lambda of, to: (_EVERY, owned[of]),
+            lambda of, to: (slice(None), owned[of]),
             x,
         ),
         SWITCHES,
@@ -231,7 +232,10 @@ def _sum_in_chunks(
     part, arrivals = columns, []
     if part is None:
         part = x.new_empty(sums.num_nodes, length_of(mine))
-        arrivals = [_send_chunk(x, c, piece, shards, chunks, part) for c in chunks.rows]
+        for of_chunk in chunks.rows:
+            some = x[chunks.local(of_chunk, shards.rank)]
+            columns_of = _columns_of(some, piece, of_chunk, sums.num_nodes)
+            arrivals.append(shards.begin(columns_of, SWITCHES, part))
     shapes = [(length_of(of_rank), x.shape[1]) for of_rank in chunks.of_ranks]
     num_arrived, waits = 0, []
     # All ranks must begin their exchanges in one order: first the chunks that need few others.
@@ -252,25 +256,6 @@ def _sum_in_chunks(
     return waits
 
 
-def _send_chunk(
-    x: Tensor,
-    of_chunk: Sequence[slice],
-    piece: Sequence[slice],
-    shards: Shards,
-    chunks: Chunks,
-    part: Tensor,
-) -> Callable[[], Tensor]:
-    """Begin to send every rank its columns of this rank's rows of a chunk, to arrive in `part`."""
-    some = chunks.local(of_chunk, shards.rank)
-    contribution = Contribution(
-        copies_of(lambda to: x[some, piece[to]]),
-        [(chunks.num_nodes, length_of(of_rank)) for of_rank in piece],
-        lambda of, to: (of_chunk[of],),
-        x,
-    )
-    return shards.begin(contribution, SWITCHES, part)
-
-
 def _pieces(owned: Sequence[slice], are_whole: bool) -> list[tuple[slice, ...]]:
     """Cut columns into pieces with some of every rank: one at a time is in memory for all rows."""
     narrowest = min(map(length_of, owned))
@@ -278,15 +263,13 @@ def _pieces(owned: Sequence[slice], are_whole: bool) -> list[tuple[slice, ...]]:
     return list(zip(*(cut(of_rank, number) for of_rank in owned), strict=True))
 
 
-def _send_piece(x: Tensor, piece: Sequence[slice], rows: Sequence[slice], shards: Shards) -> Tensor:
-    """Send every rank its columns in a piece of this rank's rows, (n_k, c); return (n, c)."""
-    num_nodes = rows[-1].stop
-    return shards.exchange(
-        Contribution(
-            copies_of(lambda to: x[:, piece[to]]),
-            [(num_nodes, length_of(of_rank)) for of_rank in piece],
-            lambda of, to: (rows[of],),
-            x,
-        ),
-        SWITCHES,
+def _columns_of(
+    x: Tensor, piece: Sequence[slice], rows: Sequence[slice], num_nodes: int
+) -> Contribution:
+    """Give every rank its columns of x, which has `rows[of]` of all rows on the rank `of`."""
+    return Contribution(
+        copies_of(lambda to: x[:, piece[to]]),
+        [(num_nodes, length_of(of_rank)) for of_rank in piece],
+        lambda of, to: (rows[of],),
+        x,
     )
