@@ -53,7 +53,10 @@ class NodeTally:
             rows = torch.from_numpy(np.flatnonzero(split_of == SPLITS[split]))
             of_split = logits[rows.to(logits.device)].double()
             labels = batch.labels[rows].to(logits.device)
-            sums += (_multi if self._graph.is_multi_label else _single)(of_split, labels)
+            count = _multi if self._graph.is_multi_label else _single
+            loss, right, *by_class = count(of_split, labels)
+            totals = torch.stack((loss, right.double(), loss.new_tensor(len(labels))))
+            sums += torch.cat((totals, *(of_classes.double() for of_classes in by_class)))
 
     def scores(self, sums: list[float]) -> Mapping[str, NodeScore]:
         rows = torch.tensor(sums, dtype=torch.float64).chunk(len(self._splits))
@@ -72,22 +75,19 @@ class NodeTally:
         )
 
 
-def _single(logits: Tensor, labels: Tensor) -> Tensor:
+def _single(logits: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
     """Return the sums of nodes with one class each: logits (b, C), labels (b,) int64."""
     predicted, num_classes = logits.argmax(1), logits.shape[1]
     is_right = predicted == labels
     loss = F.cross_entropy(logits, labels, reduction="sum")
-    counts = [labels[is_right], labels, predicted]
-    by_class = [torch.bincount(c, minlength=num_classes).double() for c in counts]
-    totals = torch.stack((loss, is_right.sum().double(), loss.new_tensor(len(labels))))
-    return torch.cat((totals, *by_class))
+    counts = labels[is_right], labels, predicted
+    by_class = (torch.bincount(classes, minlength=num_classes) for classes in counts)
+    return loss, is_right.sum(), *by_class
 
 
-def _multi(logits: Tensor, labels: Tensor) -> Tensor:
+def _multi(logits: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
     """Return the sums of nodes with any number of classes: logits and labels, (b, C)."""
     predicted, actual = logits > 0, labels > 0
     loss = F.binary_cross_entropy_with_logits(logits, actual.double(), reduction="sum")
-    by_class = [kind.sum(0).double() for kind in (predicted & actual, actual, predicted)]
-    right = (predicted == actual).sum().double()
-    totals = torch.stack((loss / logits.shape[1], right, loss.new_tensor(len(labels))))
-    return torch.cat((totals, *by_class))
+    by_class = (kind.sum(0) for kind in (predicted & actual, actual, predicted))
+    return loss / logits.shape[1], (predicted == actual).sum(), *by_class
