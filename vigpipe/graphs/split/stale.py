@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from itertools import count
 
 from torch import Tensor
 
@@ -18,14 +19,13 @@ class StaleHalos:
 
     def __init__(self) -> None:
         self._coming: dict[Slot, Callable[[], Tensor]] = {}
-        self._next = 0
+        self._slots = count()
 
     def begin_step(self) -> None:
-        self._next = 0
+        self._slots = count()
 
     def slot(self) -> int:
-        self._next += 1
-        return self._next - 1
+        return next(self._slots)
 
     def last(self, slot: Slot, begun: Callable[[], Tensor]) -> Tensor:
         """Return what came in the last step, and remember what `begun` waits for in this one."""
