@@ -57,10 +57,7 @@ class StoredFeatures:
 
 
 def for_model(features: Rows, is_sparse: bool) -> Tensor | SparseRows:
-    """Return features of some or all nodes, (n, d), as models take them.
-
-    `is_sparse` is what `are_sparse` says of the features of all nodes.
-    """
+    """Return features, (n, d), as models take them; `is_sparse` is `are_sparse` of all nodes."""
     if not isinstance(features, csr_array):
         # torch wants aligned numbers, and those in a file may not be.
         return torch.from_numpy(np.require(features, requirements="A"))

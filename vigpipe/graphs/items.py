@@ -44,10 +44,7 @@ def sub_graphs(
 
 
 def fill(item: int, sampler: Sampler, layout: Layout) -> Fill:
-    """Return how many sub-graphs the team of an item takes in a step, and how many in a full one.
-
-    In the last step of an epoch, some may be missing.
-    """
+    """Return how many sub-graphs an item's team takes in a step, and how many in a full one."""
     samples = sum(1 for _ in _of_team(item, sampler, layout))
     return Fill(samples, layout.team_size * layout.num_microbatches)
 

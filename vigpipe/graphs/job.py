@@ -50,15 +50,12 @@ from vigpipe.planning.profile import Amounts
 
 @dataclass(frozen=True)
 class GraphJob:
-    """One large graph, how it is cut into sub-graphs, and the model that is trained on them.
-
-    The options have the defaults of the model filled in.
-    """
+    """One large graph, how it is cut into sub-graphs, and the model that is trained on them."""
 
     unit: ClassVar[str] = "nodes"
     merges_whole: ClassVar[bool] = False
 
-    config: TrainConfig
+    config: TrainConfig  # with the defaults of the model
     graph: Graph
     sampler: Sampler
     sampler_seconds: float  # how long this process took to make the sampler
@@ -71,11 +68,7 @@ class GraphJob:
         return replace(self, config=config)
 
     def resampled(self, config: TrainConfig) -> "GraphJob":
-        """Return a job on the same graph with other options, also other ones of the sampler.
-
-        The defaults of the model and the sampler are filled in. InputError if the graph cannot be
-        cut so.
-        """
+        """Return a job on the same graph with other options; InputError if it cannot be cut so."""
         return _make_job(config, self.graph)
 
     @property
@@ -214,10 +207,7 @@ class GraphJob:
         return sum(self.sampler.num_sub_graphs)
 
     def trials(self, microbatch_sizes: Sequence[int], most: int) -> list[TrialStep]:
-        """Return steps with the largest and smallest sub-graphs.
-
-        The costs of nodes and of edges can be told apart best where their numbers differ most.
-        """
+        # The costs of nodes and of edges can be told apart best where their numbers differ most.
         sizes = self._sizes
         by_nodes, by_edges = (sorted(sizes, key=lambda n: sizes[n][i]) for i in (0, 1))
         chosen = by_nodes[0], by_nodes[-1], by_edges[0], by_edges[-1], by_nodes[len(sizes) // 2]

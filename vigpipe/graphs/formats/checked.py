@@ -12,7 +12,6 @@ from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST, TRAIN, Graph, are_row
 
 MOST_FEATURES = 1 << 24  # the first layer has a row of weights for each feature
 _AT_ONCE = 1 << 22  # numbers that are checked together
-_SPLITS = ((TRAIN, "training"), (TEST, "test"))
 
 
 def make_graph(
@@ -59,7 +58,7 @@ def make_graph(
     split = _check_split(split, where)
     if not multi_label:
         split[labels == NO_CLASS] = NO_SPLIT
-    for part, text in _SPLITS:
+    for part, text in ((TRAIN, "training"), (TEST, "test")):
         if not (split == part).any():
             raise InputError(
                 f"{where}: has no {text} nodes (with a class); mark some with {part} in its split"

@@ -17,10 +17,7 @@ _OPTIONAL = ("x", *_ROWS, "x_data", "x_shape", "num_features", "classes", "names
 
 
 def read(path: Path) -> Graph:
-    """Read a graph file; docs/graph-data.md has the table of its arrays.
-
-    InputError if the file cannot be read, or holds no graph to train on.
-    """
+    """Read a graph file (docs/graph-data.md); InputError if it holds no graph to train on."""
     arrays = read_npz(path, _REQUIRED, _OPTIONAL, mapped=("x",))
     labels = arrays["y"]
     num_nodes = len(labels) if labels.ndim else 0

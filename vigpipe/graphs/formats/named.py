@@ -37,10 +37,9 @@ class DataSet:
 
 
 def read(data_set: DataSet, data_dir: Path, *, download: bool) -> Graph:
-    """Read a data set from its folder in `data_dir`.
+    """Read a data set from its folder; InputError if files are missing, not fetched or not readable.
 
-    With `download`, all files are fetched if one is missing; one process at a time may do so.
-    InputError if files are missing, cannot be fetched or cannot be read.
+    With `download`, missing ones are fetched; one process at a time may do so.
     """
     folder = data_dir / data_set.folder
     # Path.exists raises PermissionError in a folder that cannot be searched.

@@ -61,7 +61,6 @@ def _parts(name: str, folder: Path) -> Iterator[tuple[int, np.ndarray, str]]:
 
 
 def _table(path: Path, dtype: type) -> np.ndarray:
-    """Read a table of numbers, (rows, columns)."""
     try:
         with opened(path) as file, gzip.open(file) as content, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # NumPy warns of an empty table

@@ -105,7 +105,6 @@ def _one_hot(path: Path) -> np.ndarray:
 
 
 def _numbers(path: Path) -> np.ndarray:
-    """Read whole numbers, one a line."""
     try:
         numbers = np.array([int(line) for line in read_text(path).split()])
     except ValueError as error:

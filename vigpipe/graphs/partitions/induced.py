@@ -16,10 +16,9 @@ class Induced:
         self._lock = Lock()  # a thread that reads ahead uses the same table
 
     def on(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return exactly the edges with both ends among some nodes.
+        """Return `indptr` and `indices` of exactly the edges between some nodes, (m,) int64.
 
-        The nodes are (m,) int64, ascending, each once; otherwise ValueError. Returns `indptr` and
-        `indices` as of a Graph; the node i of the sub-graph is nodes[i].
+        The nodes ascend, each once; ValueError otherwise. Node i of the sub-graph is nodes[i].
         """
         indptr, indices, _ = self.numbered(nodes)
         return indptr, indices

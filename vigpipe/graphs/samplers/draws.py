@@ -16,10 +16,7 @@ def generator(seed: int, epoch: int, number: int) -> np.random.Generator:
 
 
 class Sizes:
-    """Remembers how many nodes and edges the sub-graphs had that were drawn last.
-
-    One thread may `put` while another calls `get`, which returns None for one drawn long ago.
-    """
+    """Remembers sizes of sub-graphs that were drawn last; a thread may `put` as another `get`s."""
 
     def __init__(self) -> None:
         self._sizes: dict[tuple[int, int], tuple[int, int]] = {}
@@ -34,10 +31,7 @@ class Sizes:
 
 
 class Urn:
-    """Draws numbers independently, with probabilities in proportion to given weights, (n,).
-
-    No weight is negative, and at least one is positive.
-    """
+    """Draws numbers independently, in proportion to weights, (n,): none negative, not all 0."""
 
     def __init__(self, weights: np.ndarray) -> None:
         self._ends = np.cumsum(weights, dtype=np.float64)

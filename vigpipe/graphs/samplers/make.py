@@ -24,10 +24,7 @@ from vigpipe.graphs.samplers.whole import WholeGraph
 
 
 def make_sampler(config: TrainConfig, graph: Graph) -> Sampler:
-    """Make the sampler of --sampler; the defaults of the model and the sampler are filled in.
-
-    InputError if the graph cannot be sampled so.
-    """
+    """Make the sampler of --sampler; InputError if the graph cannot be sampled so."""
     assert config.sampler is not None
     return _SAMPLERS[config.sampler](config, graph)
 

@@ -15,11 +15,7 @@ from vigpipe.graphs.samplers.layered import Edges
 
 
 class Neighbours:
-    """Takes at most f of the edges that end in a node, uniformly.
-
-    `fanouts` has the f of every layer, from the last layer back: how many neighbours of a node of
-    the batch, then how many of each of these.
-    """
+    """Takes at most f of the edges that end in a node, uniformly; the last layer's f is first."""
 
     def __init__(self, graph: Graph, fanouts: Sequence[int]) -> None:
         self._graph, self._fanouts = graph, tuple(fanouts)

@@ -99,10 +99,7 @@ class Halo:
 
 
 def make_halo(adjacency: Adjacency, parts: np.ndarray, rank: int) -> Halo:
-    """Find what the rank of part `rank` has of the whole graph, which is on the host.
-
-    `parts` has the part of each node, (n,) int64 from 0 to m - 1.
-    """
+    """Find what `rank` has of a graph on the host, whose nodes are in `parts`, (n,) int64."""
     num_parts, num_nodes = int(parts.max()) + 1, adjacency.num_targets
     sources = adjacency.indices.numpy()
     to, sent = _crossings(adjacency.targets.numpy(), sources, parts)
@@ -139,11 +136,7 @@ def _crossings(
 
 
 class HaloEdges(SharedEdges):
-    """The edges that end in the nodes of a rank's part.
-
-    `stale` keeps the halos of the last step, which training then takes; None to take those of the
-    same step.
-    """
+    """The edges that end in the nodes of a rank's part; `stale` keeps halos for the next step."""
 
     def __init__(
         self,
@@ -264,10 +257,7 @@ def _added_up(grad: Tensor, back: Tensor, halo: Halo, rank: int) -> Tensor:
 def work_of_parts(
     targets: np.ndarray, sources: np.ndarray, parts: np.ndarray, num_parts: int
 ) -> np.ndarray:
-    """Count the rows of each part, those with its halo, and the edges into its nodes: (m, 3) int64.
-
-    Takes the nodes that edges end in and come from, (e,), and the part of each node, (n,).
-    """
+    """Count the rows of each part, those with its halo, and the edges into it: (m, 3) int64."""
     to, _ = _crossings(targets, sources, parts)
     own = np.bincount(parts, minlength=num_parts)
     halo = np.bincount(to, minlength=num_parts)

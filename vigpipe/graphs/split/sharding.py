@@ -76,14 +76,11 @@ class Unsharded(Sharding):
 
 
 class ShardedByRows(Sharding):
-    """Ranks with some rows each, or columns of all: --split mixed.
-
-    If the graph `travels`, a rank keeps only the edges of its own nodes.
-    """
+    """Ranks with some rows each, or columns of all: --split mixed."""
 
     def __init__(self, shards: Shards, *, chunks: int, travels: bool, fused: bool) -> None:
-        self._shards, self._chunks, self._travels = shards, chunks, travels
-        self._fused = fused
+        self._shards, self._chunks, self._fused = shards, chunks, fused
+        self._travels = travels  # whether a rank keeps only the edges of its own nodes
 
     def own(self, nodes: np.ndarray) -> np.ndarray:
         return nodes[self._shards.own(len(nodes))]
@@ -108,10 +105,7 @@ class ShardedByRows(Sharding):
 
 
 class ShardedByParts(Sharding):
-    """Ranks with parts of the whole graph: --split halo.
-
-    `owners` says which of the ranks has a node, (n,) int64; the seed is that of sampled halos.
-    """
+    """Ranks with parts of the whole graph, those of `owners`, (n,) int64: --split halo."""
 
     def __init__(
         self, shards: Shards, owners: np.ndarray, kind: HaloKind, seed: int, *, fused: bool

@@ -114,10 +114,7 @@ class TravellingSums(NamedTuple):
 
 
 class TravellingEdges(MixedEdges):
-    """The edges of a graph on the host, between rows on a device.
-
-    Attention is not for these, since every rank would have the weights of all edges.
-    """
+    """The edges of a graph on the host, between rows on a device; `GraphJob` refuses attention."""
 
     def __init__(
         self,
