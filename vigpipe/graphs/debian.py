@@ -13,9 +13,10 @@ import re
 import subprocess
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -29,11 +30,11 @@ LEAST_IN_CLASS = 100  # a section with fewer packages is no class
 NUM_FEATURES = 512
 _PATTERN = "*_Packages*"
 # Lists with other endings are decompressed by apt itself.
-_OPENERS: dict[str, Callable[[Path], bytes]] = {
-    "": lambda path: path.read_bytes(),
-    ".gz": lambda path: gzip.decompress(path.read_bytes()),
-    ".xz": lambda path: lzma.decompress(path.read_bytes()),
-    ".bz2": lambda path: bz2.decompress(path.read_bytes()),
+_DECOMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.decompress,
+    ".xz": lzma.decompress,
+    ".bz2": bz2.decompress,
 }
 _DAMAGED = (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error)
 _APT = "/usr/lib/apt/apt-helper"
@@ -66,7 +67,7 @@ def read_packages(folder: Path) -> dict[str, Package]:
     """
     packages: dict[str, Package] = {}
     for path in sorted(folder.glob(_PATTERN)):
-        if _ending(path) not in (*_OPENERS, *_APTS_OWN):
+        if _ending(path) not in (*_DECOMPRESS, *_APTS_OWN):
             continue
         for stanza in _read(path).split("\n\n"):
             fields = dict(_FIELD.findall(stanza))
@@ -86,8 +87,8 @@ def _ending(path: Path) -> str:
 
 def _read(path: Path) -> str:
     try:
-        if _ending(path) in _OPENERS:
-            content = _OPENERS[_ending(path)](path)
+        if _ending(path) in _DECOMPRESS:
+            content = _DECOMPRESS[_ending(path)](path.read_bytes())
         else:
             done = subprocess.run([_APT, "cat-file", path], capture_output=True, check=True)
             content = done.stdout
@@ -143,9 +144,9 @@ def make_arrays(packages: Mapping[str, Package]) -> dict[str, np.ndarray]:
     parts[labels == NO_CLASS] = NO_SPLIT
     return {
         "edge_src": np.repeat(np.arange(len(names), dtype=np.int32), list(map(len, needed))),
-        "edge_dst": _joined(needed, np.int32),
+        "edge_dst": np.fromiter(chain.from_iterable(needed), np.int32),
         "x_indptr": np.cumsum([0, *map(len, words)], dtype=np.int32),
-        "x_indices": _joined(words, np.int16),
+        "x_indices": np.fromiter(chain.from_iterable(words), np.int16),
         "x_shape": np.array([len(names), NUM_FEATURES]),
         "y": labels,
         "split": parts,
@@ -154,12 +155,7 @@ def make_arrays(packages: Mapping[str, Package]) -> dict[str, np.ndarray]:
     }
 
 
-def _joined(rows: Sequence[Iterable[int]], dtype: type) -> np.ndarray:
-    return np.array([number for row in rows for number in row], dtype)
-
-
 def _classes(stanzas: Sequence[Package], parts: np.ndarray) -> list[str]:
-    """Return the sections that are large enough and have packages to train with."""
     sizes = Counter(stanza.section for stanza in stanzas if stanza.section)
     trained = {stanza.section for stanza, part in zip(stanzas, parts, strict=True) if part == TRAIN}
     large = [section for section in sizes if sizes[section] >= LEAST_IN_CLASS]

@@ -60,7 +60,6 @@ class Graph:
         return np.flatnonzero(self.split == split)
 
     def numbers_of(self, nodes: np.ndarray) -> np.ndarray:
-        """Return the numbers of these nodes in the user's files, int64."""
         return nodes if self.numbers is None else self.numbers[nodes]
 
     def edges_into(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -197,7 +197,6 @@ class GraphJob:
         return layout.num_replicas * layout.num_microbatches * self.sampler.most_nodes
 
     def microbatch_size(self, layout: Layout) -> int:
-        """Return the largest number of nodes that a rank has of a sub-graph."""
         return -(-self.sampler.most_nodes // layout.num_shards)
 
     def rows_before(self, layout: Layout, block: int) -> int:

@@ -73,7 +73,6 @@ def _draw_edges(
 
 
 def _parse(name: str) -> tuple[int, int, int, int]:
-    """Return the numbers of nodes, of classes, of features and of neighbours."""
     words = name.removeprefix(PREFIX).split(",")
     if not all(word.isascii() and word.isdigit() and len(word) < 12 for word in words) or (
         len(words) > 1 + len(_DEFAULTS)

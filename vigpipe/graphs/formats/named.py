@@ -37,7 +37,7 @@ class DataSet:
 
 
 def read(data_set: DataSet, data_dir: Path, *, download: bool) -> Graph:
-    """Read a data set from its folder; InputError if files are missing, not fetched or not readable.
+    """Read a data set from its folder; InputError if files are missing, not fetched, or damaged.
 
     With `download`, missing ones are fetched; one process at a time may do so.
     """

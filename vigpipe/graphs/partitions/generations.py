@@ -53,7 +53,6 @@ class Generations:
         return self._make(min(number, len(self.rates)) if self.are_measured else number)
 
     def describe(self, number: int) -> str:
-        """Say how the parts of a measured generation come about, and what they are."""
         rates, before = self.rates[number - 1], self._first
         after = self._make(number)
         loads = [np.bincount(of.parts, self._costs(rates)) for of in (before, after)]

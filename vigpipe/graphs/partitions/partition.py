@@ -34,7 +34,6 @@ class Partition:
 
     @property
     def kept_edge_fraction(self) -> float:
-        """The fraction of edges with both ends in the same part; 1 if there are no edges."""
         return self.num_kept / self.num_edges if self.num_edges else 1.0
 
     @property
@@ -47,7 +46,6 @@ class Partition:
 
     @property
     def balance(self) -> float:
-        """Number of nodes of the largest part over the mean, at least 1."""
         return int(self.sizes.max()) * self.num_parts / len(self.parts)
 
     @cached_property

@@ -28,7 +28,6 @@ class Pool:
         torch.set_grad_enabled(False)  # tasks fill tensors of functions with their own backward
 
     def start(self, task: Callable[[], None]) -> "Future[None]":
-        """Begin a task as soon as those before it are done."""
         return self._executor.submit(task)
 
     def close(self) -> None:

@@ -37,7 +37,6 @@ class PreparedGraph(Graph):
 
     @property
     def sha256(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """SHA-256 of edges, labels and split when the folder was made."""
         return self.manifest.graph_sha256
 
     def in_users_order(self) -> Graph:

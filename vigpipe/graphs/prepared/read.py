@@ -68,7 +68,6 @@ class _Parts:
         self.nodes = files.arrays(NODES, self._check_nodes)
 
     def edges_into(self, part: int) -> np.ndarray:
-        """Return the source of every edge into a part, int32."""
         start, end = self._manifest.first_nodes[part : part + 2]
         num_edges = int(self.nodes["indptr"][end] - self.nodes["indptr"][start])
         arrays = self._files.arrays(
