@@ -6,12 +6,14 @@ without a partition of the graph and without copies of boundary nodes; between t
 ranks switch (`vigpipe.parallel.switch`). Every rank has all edges.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from vigpipe.graphs.chunks import Chunks
 from vigpipe.graphs.split.shared import SharedEdges
-from vigpipe.graphs.split.sums import Sums, WholeSums, product_columns, switched_sums
+from vigpipe.graphs.split.sums import ProductColumns, Sums, SwitchedSums, WholeSums
 from vigpipe.model.gnn.edges import Features
 from vigpipe.ops.adjacency import Adjacency, Weighting
 from vigpipe.ops.sparse_rows import linear
@@ -23,8 +25,7 @@ class MixedEdges(SharedEdges):
     """The edges between nodes of which a rank has the rows, or some columns of all.
 
     Methods take and return rows of this rank's nodes, `shards.own(n)`, except for keys and weights
-    of edges, (e, ...), which are the same on all ranks. Where ranks send, sums leave in `chunks`
-    chunks of nodes.
+    of edges, (e, ...), which are the same on all ranks.
     """
 
     def __init__(
@@ -45,7 +46,9 @@ class MixedEdges(SharedEdges):
 
     def sums(self, x: Tensor, weighting: Weighting, added: Tensor | None = None) -> Tensor:
         columns = self._to_columns(x) if self._is_features(x) else None
-        return switched_sums(x, columns, added, self._sums(weighting), self.shards, self._chunks)
+        sums = self._sums(weighting)
+        y: Any = SwitchedSums.apply(x, columns, added, sums, self.shards, self._chunks)
+        return y
 
     def product_then_sums(
         self,
@@ -63,8 +66,9 @@ class MixedEdges(SharedEdges):
             return super().product_then_sums(
                 x, weight, weighting, added, itself=itself, beside=beside
             )
-        rows, columns = product_columns(x, weight, self._num_nodes, self.shards)
-        y = switched_sums(rows, columns, added, self._sums(weighting), self.shards)
+        rows_and_columns: Any = ProductColumns.apply(x, weight, self._num_nodes, self.shards)
+        sums = self._sums(weighting)
+        y: Any = SwitchedSums.apply(*rows_and_columns, added, sums, self.shards, None)
         return y if beside is None else linear(*beside, y, fused=self.fused)
 
     def _sums(self, weighting: Weighting) -> Sums:

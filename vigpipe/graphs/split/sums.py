@@ -43,10 +43,9 @@ class Sums(Protocol):
     def write(
         self, x: Tensor, rows: Sequence[slice], out: Sequence[Tensor], added: Tensor | None
     ) -> None:
-        """Write the sums of x, (n, c), for some pieces of rows.
+        """Write the sums of x, (n, c), plus `added`, (c,), for some pieces of rows.
 
-        Each piece is written to a tensor of `out`, (number of rows, c), whose rows may be apart. To
-        each sum `added`, (c,), is added.
+        Each piece is written to a tensor of `out`, whose rows may be apart.
         """
         ...
 
@@ -79,39 +78,14 @@ class WholeSums(NamedTuple):
             write_sums(self.adjacency, x, self.weighting, piece, of_piece, added, **options)
 
 
-def switched_sums(
-    x: Tensor,
-    columns: Tensor | None,
-    added: Tensor | None,
-    sums: Sums,
-    shards: Shards,
-    chunks: Chunks | None = None,
-) -> Tensor:
-    """Switch to columns, sum what the edges bring, and switch back: (n_k, C) -> (n_k, C).
-
-    The rank's columns of all rows are not in memory at once, unless they are known; then only the
-    shape, type and gradient of the rank's rows, x, count. What is added to the sums is (n_k, C), or
-    (C,) for all nodes. Chunks of nodes leave as they are summed, for which the sums must be
-    `WholeSums`; without chunks, all leave at once.
-    """
-    y = _SwitchedSums.apply(x, columns, added, sums, shards, chunks)
-    return y  # pyright: ignore[reportReturnType]
-
-
-def product_columns(
-    x: Tensor, weight: Tensor, num_nodes: int, shards: Shards
-) -> tuple[Tensor, Tensor]:
+class ProductColumns(Function):
     """Multiply, and write products to where they are summed: (n_k, C) -> (n_k, C'), (n, C'_k).
 
     The rank's rows x are multiplied by weight^T, (C, C'); there are n nodes on all ranks. The first
     result has no numbers, but stands for the rank's rows of the products, and takes their gradient;
-    the second is the rank's columns of all rows. `switched_sums` takes both.
+    the second is the rank's columns of all rows. `SwitchedSums` takes both.
     """
-    both = _ProductColumns.apply(x, weight, num_nodes, shards)
-    return both  # pyright: ignore[reportReturnType]
 
-
-class _ProductColumns(Function):
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401
@@ -143,7 +117,15 @@ class _ProductColumns(Function):
         return d_x, d_weight, None, None
 
 
-class _SwitchedSums(Function):
+class SwitchedSums(Function):
+    """Switch to columns, sum what the edges bring, and switch back: (n_k, C) -> (n_k, C).
+
+    The rank's columns of all rows are not in memory at once, unless they are known; then only the
+    shape, type and gradient of the rank's rows, x, count. What is added to the sums is (n_k, C), or
+    (C,) for all nodes. Chunks of nodes leave as they are summed, for which the sums must be
+    `WholeSums`; without chunks, all leave at once.
+    """
+
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401
