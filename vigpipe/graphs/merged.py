@@ -13,10 +13,10 @@ from vigpipe.parallel.schedule import Pipeline
 
 
 class MergedGraphModel:
-    """A rank's share of a wide model; see `vigpipe.job.feed.Merged`.
+    """A rank's share of a wide model, with a block of the channels of every layer.
 
-    All replicas take the same nodes through the model together. Each has a block of the channels of
-    every layer, and they exchange blocks of features, not weights.
+    All replicas take the same nodes through the model together, and exchange blocks of features,
+    not weights.
     """
 
     def __init__(self, stages: Sequence[ByColumns], share: WideShare, pipeline: Pipeline) -> None:

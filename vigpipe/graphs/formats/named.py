@@ -22,18 +22,13 @@ from vigpipe.graphs.graph import Graph
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set, with the name, folder and files of torch-geometric or the Open Graph Benchmark.
-
-    `read` reads a graph from its name and folder, or raises InputError if a file cannot be read, or
-    the files do not fit together. `download` fetches the files into a folder, and returns the
-    folder below it that has them.
-    """
+    """A data set, with name, folder and files of torch-geometric or the Open Graph Benchmark."""
 
     name: str
     folder: str
     files: tuple[str, ...]
-    read: Callable[[str, Path], Graph]
-    download: Callable[["DataSet", Path], Path]
+    read: Callable[[str, Path], Graph]  # given name and folder; InputError for unreadable files
+    download: Callable[["DataSet", Path], Path]  # into a folder; returns that below it with files
 
 
 def read(data_set: DataSet, data_dir: Path, *, download: bool) -> Graph:

@@ -34,7 +34,7 @@ def read(name: str, folder: Path) -> Graph:
 
     `test.index` lists the numbers of the test nodes in the order of their rows in tx and ty. A
     number that it skips, as in CiteSeer, is an isolated node without features that is in no part of
-    the split. Loops are left out. See `named.DataSet`.
+    the split. Loops are left out.
     """
     paths = dict(zip(_PARTS, (folder / file for file in file_names(name)), strict=True))
     tx, allx = _rows(paths["tx"]), _rows(paths["allx"])

@@ -16,11 +16,9 @@ _VERSION = 1  # raise it when a method begins to make other parts for the same s
 def cached_partition(
     graph: Graph, method: Method, num_parts: int, seed: int, beside: Path | None
 ) -> Partition:
-    """Read a partition from a file, or make it and write the file.
+    """Read a partition from a file, or make it and write the file; for `beside` see `read_kept`.
 
-    The file is named after method, number of parts, seed and the SHA-256 of the graph. Random parts
-    are quicker made than read, and are never kept. Ranks may call this at the same time: each then
-    makes the partition, the same one. For `beside` see `read_kept`.
+    Random parts are quicker made than read, and are never kept.
     """
     if method == "random":
         return make_partition(graph, method, num_parts, seed)

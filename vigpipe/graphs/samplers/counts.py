@@ -39,11 +39,9 @@ class Counts:
 def kept_counts(
     graph: Graph, name: str, draw_nodes: DrawNodes, coverage: int, seed: int, beside: Path | None
 ) -> Counts:
-    """Read counts from a file, or count and write the file.
+    """Read counts from a file, or count and write the file; for `beside` see `read_kept`.
 
-    The file is named after `name`, coverage, seed and the SHA-256 of the graph; `name` must tell
-    everything else that the draws depend on. Ranks may call this at the same time: each then
-    counts, and finds the same.
+    `name` must tell all that the draws depend on besides coverage, seed and graph.
     """
     name = f"{name}-{coverage}-{seed}-{graph.sha256}-{_VERSION}"
     nodes, edges = graph.num_nodes, graph.num_edges
