@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from vigpipe.errors import InputError
 from vigpipe.files.atomic import replacing, sync
+from vigpipe.files.outputs import told_if_unwritable
 from vigpipe.model import mapped
 from vigpipe.model.mapped import Shapes
+from vigpipe.run.folder import MAKE_ROOM
 
 if TYPE_CHECKING:
     from vigpipe.run.rank import RankState
@@ -93,14 +94,8 @@ def save_rows(
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    try:
-        with replacing(path) as partial:
-            yield partial
-    except OSError as error:
-        raise InputError(
-            f"{path}: cannot be written ({error.strerror or error}); make room or choose another "
-            "folder, and go on with --resume"
-        ) from error
+    with told_if_unwritable(str(path), MAKE_ROOM), replacing(path) as partial:
+        yield partial
 
 
 def write_tensors(

@@ -24,7 +24,7 @@ from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.config.verbs import PlanConfig
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
-from vigpipe.files.outputs import check_new_file
+from vigpipe.files.outputs import check_new_file, told_if_unwritable
 from vigpipe.launch.device import default_sync, has_own_cores
 from vigpipe.messages import one_line
 from vigpipe.parallel.plan import Plan, describe_cut, even_plan
@@ -321,12 +321,8 @@ def write_plan(
         *(f"    [{', '.join(map(str, blocks))}]," for blocks in best.stages),
         "]",
     ]
-    try:
+    with told_if_unwritable(f"--out {out}", "choose another file"):
         write_atomically(out, "\n".join(lines) + "\n")
-    except OSError as error:
-        raise InputError(
-            f"--out {out}: cannot be written ({error.strerror}); choose another file"
-        ) from error
 
 
 def _step(proposal: Proposal, profile: Profile, request: Request) -> str:

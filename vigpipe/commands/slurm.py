@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
-from vigpipe.files.outputs import check_new_file
+from vigpipe.files.outputs import check_new_file, told_if_unwritable
 from vigpipe.files.shipped import shipped
 
 
@@ -17,10 +16,6 @@ def write_batch_file(folder: Path, *, overwrite: bool = False) -> Path:
     source = shipped("slurm") / "train.sbatch"
     target = folder / source.name
     check_new_file(target, "", (".sbatch",), overwrite=overwrite)
-    try:
+    with told_if_unwritable(str(target), "choose another folder"):
         write_atomically(target, source.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(
-            f"{target}: cannot be written ({error.strerror}); choose another folder"
-        ) from error
     return target

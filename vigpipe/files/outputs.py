@@ -6,7 +6,8 @@ have none of the names that the command writes into it. Nothing but regular file
 """
 
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from vigpipe.errors import InputError
@@ -23,6 +24,16 @@ _KINDS = {
 }
 
 
+@contextmanager
+def told_if_unwritable(place: str, advice: str) -> Iterator[None]:
+    """Turn an OSError of this context into an InputError: the place cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        raise InputError(f"{place}: cannot be written ({why}); {advice}") from error
+
+
 def check_new_file(
     path: Path, option: str, suffixes: Sequence[str], *, mark: str = "", overwrite: bool | None
 ) -> None:
@@ -37,15 +48,11 @@ def check_new_file(
             f"{option}{path}: must end in {' or '.join(suffixes)}, but ends in "
             f"{path.suffix or 'nothing'!r}; choose another name"
         )
-    try:
+    with told_if_unwritable(f"{option}{path}", "choose another name"):
         mode = _mode(path)
         if mode is None:
             path.parent.mkdir(parents=True, exist_ok=True)
             return
-    except OSError as error:
-        raise InputError(
-            f"{option}{path}: cannot be written ({error.strerror}); choose another name"
-        ) from error
     _check_regular(path, mode, option)
     if overwrite or (mark and mark.encode() in read_bytes(path, MOST_MARKED_BYTES)):
         return

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vigpipe.errors import InputError
 from vigpipe.files.atomic import save_figure
 from vigpipe.files.names import shortened
+from vigpipe.files.outputs import told_if_unwritable
 from vigpipe.inference.marks import POINTS_PER_INCH, draw_legend, mark
 
 if TYPE_CHECKING:
@@ -96,15 +96,11 @@ def draw(pixels: np.ndarray, panels: Sequence[Panel], heading: Sequence[str], pa
         )
         _draw_panel(axes, pixels, panel)
     _draw_heading(figure, heading, inches_wide, inches_high)
-    try:
-        with warnings.catch_warnings():
-            # A file's name may be in any script; what the font lacks is drawn as boxes.
-            warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
-            save_figure(figure, path, MADE_BY)
-    except OSError as error:
-        raise InputError(
-            f"--out {path}: cannot be written ({error.strerror}); choose another file"
-        ) from error
+    unwritable = told_if_unwritable(f"--out {path}", "choose another file")
+    with unwritable, warnings.catch_warnings():
+        # A file's name may be in any script; what the font lacks is drawn as boxes.
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
+        save_figure(figure, path, MADE_BY)
 
 
 def _draw_heading(

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
+from vigpipe.files.outputs import told_if_unwritable
 from vigpipe.planning.profile import (
     Amounts,
     Profile,
@@ -137,12 +137,8 @@ def write_measured(measured: Measured, path: Path) -> None:
         InputError: the file cannot be written.
     """
     text = json.dumps(asdict(measured), indent=1, ensure_ascii=False) + "\n"
-    try:
+    with told_if_unwritable(f"--out {path}", "choose another file"):
         write_atomically(path, text)
-    except OSError as error:
-        raise InputError(
-            f"--out {path}: cannot be written ({error.strerror}); choose another file"
-        ) from error
 
 
 def read_measured(path: Path) -> Measured:

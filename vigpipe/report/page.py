@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
-from vigpipe.files.outputs import check_new_file
+from vigpipe.files.outputs import check_new_file, told_if_unwritable
 from vigpipe.job.score import SHARES, name_of
 from vigpipe.report import curves
 from vigpipe.report.charts import as_html
@@ -34,12 +33,8 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
     """
     check_new_file(out, "--out ", (".html", ".htm"), mark=MARK, overwrite=None)
     text = page(read_runs(runs))
-    try:
+    with told_if_unwritable(f"--out {out}", "choose another file"):
         write_atomically(out, text)
-    except OSError as error:
-        raise InputError(
-            f"--out {out}: cannot be written ({error.strerror}); choose another file"
-        ) from error
 
 
 def page(runs: Sequence[ReportedRun]) -> str:

@@ -17,11 +17,12 @@ import torch
 
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import replacing
+from vigpipe.files.outputs import told_if_unwritable
 from vigpipe.files.rows import RowsFile
 from vigpipe.files.untrusted import MOST_ROWS, read_bytes
 from vigpipe.replication.record import Recorded, collect
 from vigpipe.run.facts import Run
-from vigpipe.run.folder import EVENTS
+from vigpipe.run.folder import EVENTS, MAKE_ROOM
 
 
 class EventsFile:
@@ -35,13 +36,11 @@ class EventsFile:
     """
 
     def __init__(self, folder: Path, start: Mapping[str, Any] | None, earlier: bytes = b"") -> None:
-        self._folder = folder
-        try:
-            with replacing(folder / EVENTS) as partial:
+        self._path = folder / EVENTS
+        with told_if_unwritable(str(self._path), MAKE_ROOM):
+            with replacing(self._path) as partial:
                 partial.write_bytes(earlier)
-            self._rows = RowsFile(folder / EVENTS)
-        except OSError as error:
-            raise InputError(_unwritable(folder, error)) from error
+            self._rows = RowsFile(self._path)
         self.add([] if start is None else [{"start": dict(start)}])
 
     def add(self, events: Iterable[Mapping[str, Any]]) -> int:
@@ -56,17 +55,8 @@ class EventsFile:
         Raises:
             InputError: they cannot be written.
         """
-        try:
+        with told_if_unwritable(str(self._path), MAKE_ROOM):
             self._rows.finish()
-        except OSError as error:
-            raise InputError(_unwritable(self._folder, error)) from error
-
-
-def _unwritable(folder: Path, error: OSError) -> str:
-    return (
-        f"{folder / EVENTS}: cannot be written ({error.strerror}); make room or choose another "
-        "folder, and go on with --resume"
-    )
 
 
 def open_events(run: Run, folder: Path, num_bytes: int | None) -> EventsFile:

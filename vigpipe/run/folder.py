@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vigpipe.errors import InputError
-from vigpipe.files.outputs import check_new_names, check_replaceable
+from vigpipe.files.outputs import check_new_names, check_replaceable, told_if_unwritable
 
 CHECKPOINTS, METRICS, SUMMARY = "checkpoints", "metrics.jsonl", "summary.json"
 EVENTS = "events.jsonl"  # what replicas with steps of their own did
@@ -27,6 +27,7 @@ RUN_FILES = (
 )
 _FOLDERS = (CHECKPOINTS, TENSORBOARD, "wandb")
 LOCK = ".lock"  # the first file of a run, which stays
+MAKE_ROOM = "make room or choose another folder, and go on with --resume"  # advice to a user
 
 
 def make_output_folder(
@@ -40,7 +41,7 @@ def make_output_folder(
     Raises:
         InputError: the folder cannot be made or written to, or holds one of the names already.
     """
-    try:
+    with told_if_unwritable(f"--out {folder or 'runs'}", "choose another folder"):
         if folder is None:
             return _new_default_folder()
         files = [name for name in names if name not in _FOLDERS]
@@ -51,10 +52,6 @@ def make_output_folder(
         probe = folder / ".writable"
         probe.touch()
         probe.unlink()
-    except OSError as error:
-        raise InputError(
-            f"--out {folder or 'runs'}: cannot be written ({error.strerror}); choose another folder"
-        ) from error
     return folder
 
 

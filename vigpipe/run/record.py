@@ -9,14 +9,14 @@ from typing import Any
 import tomli_w
 
 from vigpipe.config.choices import Track
-from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
 from vigpipe.files.names import escaped
+from vigpipe.files.outputs import told_if_unwritable
 from vigpipe.files.rows import RowsFile
 from vigpipe.job.rows import samples_in
 from vigpipe.replication.course import Course
 from vigpipe.replication.strategy import Pushed
-from vigpipe.run.folder import METRICS, SUMMARY
+from vigpipe.run.folder import MAKE_ROOM, METRICS, SUMMARY
 from vigpipe.run.trackers import Tracker, open_tracker
 
 
@@ -95,15 +95,13 @@ class RunRecord:
         # Loss and samples are sums over the epoch's steps so far.
         self._epoch, self._loss_sum, self._num_samples = 0, 0.0, 0
         kept: list[tuple[bytes, dict[str, Any]]] = []  # rows of the run that this one continues
-        try:
+        with told_if_unwritable(f"--out {folder}", MAKE_ROOM):
             write_atomically(folder / "config.toml", tomli_w.dumps(config))
             if self._path.exists():
                 last_step = None if takes_over else steps_done
                 kept = list(_rows_up_to(self._path.read_bytes()[:num_bytes], last_step))
                 write_atomically(self._path, b"".join(line for line, _ in kept).decode("utf-8"))
             self._metrics = RowsFile(self._path)
-        except OSError as error:
-            raise InputError(_unwritable(folder, error)) from error
         for _, row in kept:
             self._count(row)
         self._step = steps_done
@@ -202,12 +200,10 @@ class RunRecord:
             InputError: the rows or the summary cannot be written.
         """
         self.close()
-        try:
+        with told_if_unwritable(f"--out {self.folder}", MAKE_ROOM):
             self._metrics.finish()
             text = json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
             write_atomically(self.folder / SUMMARY, text)
-        except OSError as error:
-            raise InputError(_unwritable(self.folder, error)) from error
 
 
 def _came_late(row: Mapping[str, Any]) -> bool:
@@ -233,10 +229,3 @@ def _rows_up_to(content: bytes, last_step: int | None) -> Iterator[tuple[bytes, 
         if last_step is not None and (row.get("step", 0) > last_step or not last_step):
             return
         yield line, row
-
-
-def _unwritable(folder: Path, error: OSError) -> str:
-    return (
-        f"--out {folder}: cannot be written ({error.strerror}); make room or choose another "
-        "folder, and go on with --resume"
-    )
