@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from cyclopts import App, Parameter
 
@@ -27,21 +27,12 @@ from vigpipe.run.folder import RUN_FILES
 from vigpipe.start import run_on_ranks
 from vigpipe.version import __version__
 
-Options = Annotated[TrainConfig, Parameter(name="*")]
-GraphOptions = Annotated[GraphConfig, Parameter(name="*")]
-PlanOptions = Annotated[PlanConfig, Parameter(name="*")]
-SelftestOptions = Annotated[SelftestConfig, Parameter(name="*")]
-TimeOptions = Annotated[TimeConfig, Parameter(name="*")]
-PredictOptions = Annotated[PredictConfig, Parameter(name="*")]
-PrepareOptions = Annotated[PrepareConfig, Parameter(name="*")]
-
+Config = TypeVar("Config")
+Options = Annotated[Config, Parameter(name="*")]  # the options that the fields of a class declare
 
 CONFIGURED = ("train", "check", "plan", "time")  # commands that take --config
 # Commands that there were once, and where they are now.
-MOVED = {
-    "bench": "python -m benchmarks NAME",
-    "study": "python -m benchmarks study",
-}
+MOVED = {"bench": "python -m benchmarks NAME", "study": "python -m benchmarks study"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,12 +63,12 @@ def make_app(arguments: list[str]) -> App:
     )
 
     @app.command
-    def train(*, config: Options = TrainConfig()) -> int:  # noqa: B008
+    def train(*, config: Options[TrainConfig] = TrainConfig()) -> int:  # noqa: B008
         """Train a model; `python -m vigpipe.train` is the same."""
         return run_on_ranks(config, arguments, "vigpipe.training:train", RUN_FILES, trains=True)
 
     @app.command
-    def check(*, config: Options = TrainConfig(), compare_steps: int = 3) -> int:  # noqa: B008
+    def check(*, config: Options[TrainConfig] = TrainConfig(), compare_steps: int = 3) -> int:  # noqa: B008
         """Prove that a layout trains like unsplit models in one process.
 
         Replicas that take every step together are compared with one model. Those that take steps of
@@ -98,7 +89,7 @@ def make_app(arguments: list[str]) -> App:
         )
 
     @app.command(name="time")
-    def time_(*, config: TimeOptions = TimeConfig()) -> int:  # noqa: B008
+    def time_(*, config: Options[TimeConfig] = TimeConfig()) -> int:  # noqa: B008
         """Time steps, stages, blocks and their parts, and account for the bubble.
 
         Of replicas that take steps of their own, it tells who worked, waited and averaged.
@@ -116,7 +107,7 @@ def make_app(arguments: list[str]) -> App:
         return run_on_ranks(config, arguments, work, RUN_FILES, batches, any_strategy=True)
 
     @app.command
-    def plan(*, config: PlanOptions = PlanConfig()) -> int:  # noqa: B008
+    def plan(*, config: Options[PlanConfig] = PlanConfig()) -> int:  # noqa: B008
         """Measure the blocks, and find the cut, micro-batches and schedule of the fastest step."""
         check_numbers(config)  # before what measures and searches is imported, and torch with it
         from vigpipe.commands.plan import run_plan
@@ -144,21 +135,21 @@ def make_app(arguments: list[str]) -> App:
         print(doctor())
 
     @app.command
-    def selftest(*, config: SelftestOptions = SelftestConfig()) -> int:  # noqa: B008
+    def selftest(*, config: Options[SelftestConfig] = SelftestConfig()) -> int:  # noqa: B008
         """Test and measure all that this machine can do, and write one page about it."""
         from vigpipe.selftest.run import run_selftest
 
         return run_selftest(config)
 
     @app.command
-    def graph(*, config: GraphOptions) -> None:
+    def graph(*, config: Options[GraphConfig]) -> None:
         """Draw which patches of an image a node is connected to."""
         from vigpipe.commands.graph import draw_graph
 
         draw_graph(config)
 
     @app.command
-    def predict(*images: Path, config: PredictOptions) -> int:
+    def predict(*images: Path, config: Options[PredictConfig]) -> int:
         """Print the five most likely classes of images, or of the nodes of a graph.
 
         Args:
@@ -216,7 +207,7 @@ def make_app(arguments: list[str]) -> App:
         out: Path,
         /,
         *,
-        config: PrepareOptions = PrepareConfig(),  # noqa: B008
+        config: Options[PrepareConfig] = PrepareConfig(),  # noqa: B008
     ) -> None:
         """Cut a graph into parts, and write them as a folder that is read part by part.
 
