@@ -1,12 +1,4 @@
-"""A training run from top to bottom.
-
-The way of one batch: the run's strategy (`replication`) names the item that this rank takes a step
-with. The job's feed (`data.feed`, `graphs.feed`) reads it, `run.step.train_step` runs it through
-`parallel.schedule.Pipeline`, which takes every micro-batch through `parallel.split.StageModule`;
-`parallel.gradients` sums the gradients over the replicas, all ranks agree whether every number is
-finite, and the optimizer steps. `run.reporter` tells the user, and `checkpoint.checkpoints` saves
-the state now and then.
-"""
+"""A training run from top to bottom; docs/code.md follows one batch through it."""
 
 import contextlib
 import math
@@ -36,6 +28,7 @@ from vigpipe.launch.failures import is_lost_peer, note_met
 from vigpipe.messages import tell
 from vigpipe.parallel.agreement import Status, agree, run_with_heartbeats
 from vigpipe.parallel.counterparts import Counterparts
+from vigpipe.replication.own_steps import OwnSteps
 from vigpipe.replication.store import StoreLostError
 from vigpipe.replication.strategy import Loop, Pushed
 from vigpipe.run.batches import read_batch
@@ -56,11 +49,7 @@ from vigpipe.timing.clock import read_clocks
 def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
     """Train as one rank; the rank that knows the loss writes the run's files into the folder.
 
-    Returns:
-        SAVED if the run was asked to stop and has left a checkpoint, else DONE.
-
-    Raises:
-        FloatingPointError: a step is not finite, and --on-nan is stop or has not helped.
+    SAVED is returned if the run was asked to stop and has left a checkpoint, else DONE.
     """
     training = Training(run, rank, device, folder)
     if FOLDER_VARIABLE in os.environ:
@@ -167,12 +156,10 @@ class Training(Loop):
     # ---- what the strategy asks for between two items -------------------------------------------
 
     def complete(self) -> None:
-        """Complete the steps that the device may still be busy with, and tell of them."""
         complete_step(self._state)
         self.reporter.tell_complete()
 
     def evaluate(self, epoch: int) -> bool:
-        """Score the weights, and their moving average; return whether they are the best so far."""
         self.complete()
         with self._save_and_stop.patient():
             if self._run.layout.has_server:
@@ -189,7 +176,6 @@ class Training(Loop):
         return evaluate_all(self._state)
 
     def apply(self, pushed: Pushed) -> None:
-        """Take one optimizer step with the gradients of another replica, and tell of it."""
         strategy = self._state.strategy
         lr = apply_gradients(self._state, pushed)
         strategy.hear(agree(self._wishes_after(pushed.step), strategy.peers))
@@ -197,11 +183,9 @@ class Training(Loop):
         self._tell_lost()
 
     def skip(self, replica: int, step: int) -> None:
-        """Tell that the gradients of a replica are not taken."""
         self.reporter.skip_pushed(replica, step)
 
     def take_over(self) -> None:
-        """Write the run's files from now on, after the replicas that did so were lost."""
         with contextlib.suppress(StoreLostError):  # all hear of it next
             self._write_files()
 
@@ -220,11 +204,9 @@ class Training(Loop):
         )
 
     def flush(self) -> None:
-        """Wait for the checkpoint that is being written."""
         run_with_heartbeats(self._checkpoints.finish, *self._state.strategy.peers)
 
     def rest(self, step: int, *, stop: bool) -> None:
-        """Save a checkpoint, and if the run stops after it, leave with all others."""
         self.complete()
         self._state.step = step
         with self._save_and_stop.patient():
@@ -245,11 +227,7 @@ class Training(Loop):
     # ---- the end --------------------------------------------------------------------------------
 
     def _stop(self, _: Counterparts) -> None:
-        """Save and wait for the checkpoint, all ranks at once: launchers end the others.
-
-        Raises:
-            InputError: the checkpoint could not be written.
-        """
+        """Save and wait for the checkpoint, all ranks at once: launchers end the others."""
         state, checkpoints = self._state, self._checkpoints
         if self._others.is_to_write() and not state.writes_files:
             self._write_files()
@@ -276,7 +254,7 @@ class Training(Loop):
         self._tell_lost()
         accounts = None
         if (own_steps := state.own_steps) is not None:
-            self._settle(left)
+            self._settle(left, own_steps)
             accounts = gather_accounts(state, own_steps.account(), own_steps.membership.all_gather)
         elif self._scores is None:  # the checkpoint was of the last step
             self._scores = evaluate_all(state)
@@ -308,15 +286,14 @@ class Training(Loop):
             reporter.console.print(tables, markup=False)
         reporter.log(f"weights and metrics in {folder}")
 
-    def _settle(self, left: Counterparts) -> None:
+    def _settle(self, left: Counterparts, own_steps: OwnSteps) -> None:
         """Decide which weights are kept of replicas that differ, and score those."""
         state, run = self._state, self._run
         assert self._at_the_end is not None
         self._at_the_end.restore()
-        if kept := settle(state, left):
+        if kept := settle(state, left, own_steps):
             self.reporter.log(kept)
-        share_evaluation(state, left)
-        self._scores = evaluate_all(state)
+        self._scores = self._evaluate_shared(left)
         self.reporter.add_scores(run.course.epoch(run.num_steps - 1), self._scores)
 
     # ---- failing --------------------------------------------------------------------------------
@@ -331,7 +308,7 @@ class Training(Loop):
         self._others.fail(is_own=not is_lost_peer(error) and not isinstance(error, WorkerError))
         state, own_steps = self._state, self._state.own_steps
         if isinstance(error, StoreLostError) and own_steps is not None:
-            if own_steps.membership.outlives and self._save_without_store():
+            if own_steps.membership.outlives and self._save_without_store(own_steps):
                 if state.pipeline.has_last and state.mesh.shards.rank == 0:
                     team, _ = self._run.layout.team_of(state.mesh.replica_index)
                     who = "the server" if self._run.layout.has_server else f"replica {team}"
@@ -343,10 +320,9 @@ class Training(Loop):
                 self._checkpoints.rescue(self.reporter.loss, self._is_evaluated)
         raise error
 
-    def _save_without_store(self) -> bool:
+    def _save_without_store(self, own_steps: OwnSteps) -> bool:
         """Save what this replica has; returns whether all its ranks have done so."""
-        state, own_steps = self._state, self._state.own_steps
-        assert own_steps is not None
+        state = self._state
         self.complete()
         if self._at_the_end is not None:
             self._at_the_end.restore()

@@ -16,15 +16,12 @@ MOST_AHEAD = 2  # batches that are handed to a GPU ahead of what it does; they t
 
 
 def evaluate_all(rank_state: RankState) -> Scores:
-    """Score the weights, and their moving average if there is one; all ranks call this together.
-
-    The state is unchanged afterwards.
-    """
-    scores = _evaluate_splits(rank_state)
+    """Score the weights, and their moving average if there is one; all ranks call this together."""
+    scores = evaluate_passes(rank_state)
     averages: dict[str, Score] = {}
     if rank_state.trained.ema is not None:
         with rank_state.trained.averaged():
-            averages = _evaluate_splits(rank_state)
+            averages = evaluate_passes(rank_state)
     return Scores(
         test=scores.get("test"),
         average=averages.get("test"),
@@ -33,10 +30,11 @@ def evaluate_all(rank_state: RankState) -> Scores:
     )
 
 
-def _evaluate_splits(rank_state: RankState) -> dict[str, Score]:
+def evaluate_passes(rank_state: RankState, *, own: bool = False) -> dict[str, Score]:
+    """Score all splits of the data, those together that the job scores so; see `evaluate`."""
     scores: dict[str, Score] = {}
     for splits in rank_state.run.job.passes:
-        scores |= evaluate(rank_state, splits) or {}
+        scores |= evaluate(rank_state, splits, own=own) or {}
     return scores
 
 
@@ -46,10 +44,8 @@ def evaluate(
     """Score splits of the data together, in evaluation mode; None on ranks without the last stage.
 
     All ranks call this together. At most the first `most` samples are scored. With `own`, that is
-    done with the model that this rank trains, although it is a part of a wider one.
-
-    Raises:
-        FloatingPointError: a logit is NaN or infinite; raised on every rank of the last stage.
+    done with the model that this rank trains, although it is a part of a wider one. A logit that
+    is NaN or infinite is a FloatingPointError on every rank of the last stage.
     """
     run, pipeline, merged = rank_state.run, rank_state.pipeline, rank_state.merged
     logits_of = pipeline.logits if merged is None or own else merged.logits

@@ -7,9 +7,10 @@ from torch import Tensor
 from vigpipe.job.score import SHARES, as_text, main, name_of
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.exchange import Exchange
+from vigpipe.replication.own_steps import OwnSteps
 from vigpipe.replication.strategy import Item
 from vigpipe.run.batches import read_batch
-from vigpipe.run.evaluation import evaluate
+from vigpipe.run.evaluation import evaluate, evaluate_passes
 from vigpipe.run.rank import RankState, Scorers
 
 MOST_STEPS = 20  # batches that BatchNorm's statistics are estimated with
@@ -25,38 +26,32 @@ def share_evaluation(rank_state: RankState, left: Counterparts) -> None:
         rank_state.trained.copy_from(left.size - 1, left)
 
 
-def settle(rank_state: RankState, left: Counterparts) -> str | None:
+def settle(rank_state: RankState, left: Counterparts, own_steps: OwnSteps) -> str | None:
     """Make all replicas equal after the last step; all ranks that are left call this together.
 
     They can share evaluations then. BatchNorm's running statistics are estimated anew, since those
     of several replicas, averaged, are not those of the weights that are kept: they become the exact
-    mean and variance over the first batches of the training order, up to 20.
-
-    Returns:
-        What was kept, in a sentence; None if there was one set of weights all along.
+    mean and variance over the first batches of the training order, up to 20. Returned is what was
+    kept, in a sentence; None if there was one set of weights all along.
     """
     run, layout = rank_state.run, rank_state.run.layout
     if rank_state.merged is not None:
-        kept, num_batches = _merge(rank_state, left)
+        kept, num_batches = _merge(rank_state, left, own_steps)
     elif layout.num_teams == 1 or layout.has_server:
         return None
     else:
         keep = _keep_best if run.config.final == "best" else _keep_mean
-        kept = keep(rank_state, left)
+        kept = keep(rank_state, left, own_steps)
         num_batches = _estimate_statistics(rank_state, left)
     if num_batches:
         kept += f"; BatchNorm's statistics are those of {num_batches} batches"
     return kept
 
 
-def _merge(rank_state: RankState, left: Counterparts) -> tuple[str, int]:
+def _merge(rank_state: RankState, left: Counterparts, own_steps: OwnSteps) -> tuple[str, int]:
     """Score the sub-networks by themselves, and make one model of them; see `settle`."""
-    own: dict[str, dict[str, float]] = {}
-    for splits in rank_state.run.job.passes:
-        scores = evaluate(rank_state, splits, own=True) or {}
-        own |= {split: score.numbers() for split, score in scores.items()}
-    own_steps = rank_state.own_steps
-    assert own_steps is not None
+    scores = evaluate_passes(rank_state, own=True)
+    own = {split: score.numbers() for split, score in scores.items()}
     by_rank = own_steps.membership.all_gather(own)
     rank_state.own_scores = [by_rank[rank] for rank in sorted(by_rank) if by_rank[rank]]
     with left.at_once():
@@ -88,15 +83,14 @@ def take_over_merged(rank_state: RankState) -> int:
     return num_batches
 
 
-def _keep_mean(rank_state: RankState, left: Counterparts) -> str:
+def _keep_mean(rank_state: RankState, left: Counterparts, own_steps: OwnSteps) -> str:
     """Average the replicas, and their moving averages."""
     team_size = rank_state.run.layout.team_size
     num = left.size // team_size
     what = f"{num} {'replicas' if team_size == 1 else 'hosts'}"
     own = [p.detach().clone() for p in rank_state.trained.parameters().values()]
-    assert rank_state.own_steps is not None
     with left.at_once():
-        rank_state.own_steps.average_at_the_end(left)
+        own_steps.average_at_the_end(left)
     averages = [t for t in rank_state.trained.average().values() if t.is_floating_point()]
     if averages:
         one = torch.ones((), dtype=torch.float64, device=rank_state.device)
@@ -115,7 +109,7 @@ def _keep_mean(rank_state: RankState, left: Counterparts) -> str:
     )
 
 
-def _keep_best(rank_state: RankState, left: Counterparts) -> str:
+def _keep_best(rank_state: RankState, left: Counterparts, own_steps: OwnSteps) -> str:
     """Copy the weights of the replica with the best validation score to all others."""
     run = rank_state.run
     scores = evaluate(rank_state, ("validation",))
@@ -124,8 +118,7 @@ def _keep_best(rank_state: RankState, left: Counterparts) -> str:
     if scores is not None and of_team == 0:
         score = scores["validation"]
         own = rank_state.mesh.replica_index, main(score), score.loss  # those of all its team
-    assert rank_state.own_steps is not None
-    told = rank_state.own_steps.membership.all_gather(own).values()
+    told = own_steps.membership.all_gather(own).values()
     scores = [s for s in told if s is not None]
     best, *others = sorted(scores, key=lambda s: (-s[1], s[2], s[0]))
     size = run.layout.team_size
@@ -178,10 +171,8 @@ class Kept:
     def __init__(self, rank_state: RankState) -> None:
         own_steps = rank_state.own_steps
         outlives = own_steps is not None and own_steps.membership.outlives
-        self._tensors = [
-            *rank_state.trained.state().values(),
-            *rank_state.trained.average().values(),
-        ]
+        trained = rank_state.trained
+        self._tensors = [*trained.state().values(), *trained.average().values()]
         self._copies = [tensor.clone() for tensor in self._tensors] if outlives else []
 
     @torch.no_grad()
