@@ -68,10 +68,8 @@ def run_world(
     """Work as one of the ranks of a run, or start all of them on this host and wait.
 
     Only `start.run_on_ranks` calls this, and says what the arguments are; it has checked the
-    options as far as they go alone. The run's folder is added to `failures` once it is known.
-
-    Returns:
-        The exit code.
+    options as far as they go alone. The run's folder is added to `failures` once it is known. The
+    exit code is returned.
     """
     timeout = meeting_seconds = config.timeout
     if timeout is None:
@@ -187,16 +185,8 @@ def fit_to_world_size(config: TrainConfig, layout: Layout, world_size: int) -> T
 
     The number of micro-batches of a replica changes so that the batch is cut into as many as
     before, or into the next number that the replicas can share equally. As far as possible,
-    BatchNorm then sees the same micro-batches.
-
-    Args:
-        config: the options as the user gave them.
-        layout: the layout that they ask for.
-        world_size: number of ranks that were started.
-
-    Raises:
-        InputError: --stages is a plan, and world_size is not a multiple of its number of ranks; or
-            it is not one of --shards.
+    BatchNorm then sees the same micro-batches. InputError if the number of ranks is no multiple of
+    those of a plan, or of --shards.
     """
     replica_size = layout.replica_size
     if layout.num_shards > 1 and world_size % replica_size:
@@ -219,11 +209,7 @@ def fit_to_world_size(config: TrainConfig, layout: Layout, world_size: int) -> T
 
 
 def _goes_on(config: TrainConfig) -> bool:
-    """Whether the run uses --out although a run is there: it goes on, or that one got nowhere.
-
-    Raises:
-        InputError: --resume auto, and the folder holds results but no checkpoint to go on from.
-    """
+    """Whether the run uses --out although a run is there: it goes on, or that one got nowhere."""
     folder = config.out
     if config.resume is None or folder is None:
         return False
@@ -265,13 +251,9 @@ def _largest_pipeline(config: TrainConfig, launch: Launch) -> int:
 
 
 def set_up_rank(options: TrainConfig | PredictConfig, layout: Layout, launch: Launch) -> int | None:
-    """Set this rank's number of threads, its allocator and its precision, and choose its GPU.
+    """Set this rank's threads, allocator and precision; return its GPU's number, None for the CPU.
 
-    Returns:
-        The number of the GPU that this rank would take; None for the CPU.
-
-    Raises:
-        InputError: the number of ranks is not that of the layout, or there is no such device.
+    InputError if the number of ranks is not that of the layout, or there is no such device.
     """
     layout.check_world(launch.world_size)
     gpu = choose_gpu(options.device, launch, count_gpus(options.device, can_compute=True))
@@ -287,8 +269,7 @@ def set_up_rank(options: TrainConfig | PredictConfig, layout: Layout, launch: La
 def check_gpus(requested: Device, launch: Launch, num_ranks: int) -> int | None:
     """Refuse to start ranks on this host that would find no GPU, without touching one.
 
-    Returns:
-        The number of the GPU that the first rank would take; None for the CPU.
+    The number of the first rank's GPU is returned; None for the CPU.
     """
     all_here = replace(launch, world_size=num_ranks, local_world_size=num_ranks)
     return choose_gpu(requested, all_here, count_gpus(requested))

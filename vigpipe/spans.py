@@ -7,6 +7,7 @@ GPipe on two stages and two micro-batches:
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Literal, NamedTuple, get_args
 
 SpanKind = Literal[
@@ -26,36 +27,26 @@ COMPUTE: tuple[SpanKind, ...] = ("forward", "backward")
 
 
 class Span(NamedTuple):
-    """A span of one rank's time; the spans of a rank in a step do not overlap.
-
-    Attributes:
-        rank: position in the world.
-        kind: what the rank did.
-        start: when the span began, in seconds since the start of the step on the clock of rank 0.
-        end: when the span ended, in seconds since the start of the step on the clock of rank 0.
-        stage: index of the stage, virtual ones counted; -1 if the span is not about one stage.
-        microbatch: index of the micro-batch in the replica; -1 if the span is not about one.
-    """
+    """A span of one rank's time; the spans of a rank in a step do not overlap."""
 
     rank: int
     kind: SpanKind
+    # Seconds since the start of the step, on the clock of rank 0.
     start: float
     end: float
-    stage: int = -1
-    microbatch: int = -1
+    stage: int = -1  # virtual ones counted; -1 if the span is not about one stage
+    microbatch: int = -1  # index in the replica; -1 if the span is not about one
 
     @property
     def seconds(self) -> float:
-        """Duration in seconds."""
+        """Duration."""
         return self.end - self.start
 
 
 def by_rank(spans: Iterable[Span]) -> dict[int, list[Span]]:
     """Group spans by rank, in the order of their start."""
-    ranks: dict[int, list[Span]] = {}
-    for span in sorted(spans):
-        ranks.setdefault(span.rank, []).append(span)
-    return {rank: sorted(spans, key=lambda span: span.start) for rank, spans in ranks.items()}
+    ordered = sorted(spans, key=lambda span: (span.rank, span.start, span))
+    return {rank: list(own) for rank, own in groupby(ordered, key=lambda span: span.rank)}
 
 
 def step_seconds(spans: Sequence[Span]) -> float:

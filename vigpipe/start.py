@@ -36,28 +36,18 @@ def run_on_ranks(
     main: str = COMMAND_LINE,
     check: Callable[[TrainConfig], None] | None = None,
 ) -> int:
-    """Run `work(run, rank, device, folder, **options)` on every rank of the layout.
+    """Run `work(run, rank, device, folder, **options)` on every rank; return the exit code.
 
     Under srun and torchrun, this process is one of the ranks. Otherwise it is the only rank, or it
-    starts the ranks of the layout on this host, each with the same command line.
+    starts the ranks of the layout on this host, which give the same command line, `arguments`, to
+    `main`. Errors in options and data are reported before any process group exists.
 
-    Args:
-        config: the options as the user gave them.
-        arguments: the command line after `python -m vigpipe`, for ranks that are started here.
-        work: what a rank does, as "module:function"; it returns the exit code, None for 0. Only the
-            ranks import it: a process that starts ranks must not wait for these imports.
-        writes: names of what the work writes into the output folder; without any, none is made.
-        options: further keyword arguments for work.
-        trains: whether this is a training run, which may be saved and resumed, and in which no rank
-            waits long for another.
-        any_strategy: whether the work knows replicas that take steps of their own, as a training
-            run does.
-        main: the function that ranks which are started here give the command line to, as
-            "module:function".
-        check: what else the options are refused for, before anything else is done.
-
-    Returns:
-        The exit code. Errors in options and data are reported before any process group exists.
+    `work` and `main` are named as "module:function". The work returns the exit code, None for 0.
+    Only ranks import it: a process that starts ranks must not wait for these imports. `writes` are
+    the names of what it writes into the output folder; without any, none is made. What `trains` may
+    be saved and resumed, and no rank waits long for another. With `any_strategy`, the work knows
+    replicas that take steps of their own, as a training run does. `check` raises for what else the
+    options are refused for, before anything else is done.
     """
     launch = from_environment(os.environ)
     # The ranks learn the name of a default folder only when they have met.
