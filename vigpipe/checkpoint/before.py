@@ -11,28 +11,22 @@ from vigpipe.run.facts import Run
 
 
 def check_training(run: Run, num_threads: int) -> None:
-    """Check what the files of earlier runs say against a training run.
+    """Raise InputError if --replay or --resume cannot be followed, by the files of earlier runs.
 
     The ranks, each of which will have so many threads, look at them once more, each byte included.
-
-    Raises:
-        InputError: --replay or --resume cannot be followed.
     """
-    if run.config.replay is not None:
-        check_same_options(run.config.replay, run)
+    replay = run.config.replay
+    if replay is not None:
+        check_same_options(replay, run)
     if run.config.skip_bad_images:
         return  # the ranks find out together which images these are, and so what the data are
-    if run.config.replay is not None:
-        _check_replay(run, run.config.replay, num_threads)
+    if replay is not None:
+        if balances_parts(run.config):
+            read_manifest(checkpoints_at(replay, "--replay ")[0])
+        else:
+            read_events(replay, run, num_threads)
     if run.config.resume is not None:
         _check_resumed(run, run.config.resume)
-
-
-def _check_replay(run: Run, folder: Path, num_threads: int) -> None:
-    if balances_parts(run.config):
-        read_manifest(checkpoints_at(folder, "--replay ")[0])
-    else:
-        read_events(folder, run, num_threads)
 
 
 def _check_resumed(run: Run, option: str) -> None:

@@ -18,24 +18,14 @@ from vigpipe.job.score import Scores, as_text
 
 @dataclass(frozen=True)
 class Best:
-    """The best evaluation of a run so far.
+    """The best evaluation of a run so far."""
 
-    Attributes:
-        step: number of optimizer steps done before it.
-        by: what was compared: top1, of which more is better, or loss, of which less is.
-        value: that score.
-        of: what was scored: ema, the moving average, where the run has one; else weights.
-        images: the samples that were scored, and so chose the checkpoint: validation, where the run
-            has such samples; else test.
-        unit: what these are: images or nodes.
-    """
-
-    step: int
-    by: str
+    step: int  # number of optimizer steps done before it
+    by: str  # what was compared: top1, of which more is better, or loss, of which less is
     value: float
-    of: str
-    images: str = "test"
-    unit: str = "images"
+    of: str  # what was scored: ema, the moving average, where the run has one; else weights
+    images: str = "test"  # the samples that were scored; validation, where the run has such
+    unit: str = "images"  # what these are, or nodes
 
     def __str__(self) -> str:
         what = "moving average" if self.of == "ema" else "weights"
@@ -47,9 +37,9 @@ class Best:
 
 
 def better(scores: Scores, step: int, by: KeepBest, best: Best | None) -> Best | None:
-    """Return an evaluation if it is better than the best one so far; else None.
+    """Return an evaluation after `step` optimizer steps if it is better than the best; else None.
 
-    Only ranks of the last stage have scores. It follows `step` optimizer steps.
+    Only ranks of the last stage have scores.
     """
     weights, average, images = scores.test, scores.average, "test"
     if scores.validation is not None:
@@ -65,13 +55,11 @@ def better(scores: Scores, step: int, by: KeepBest, best: Best | None) -> Best |
 def best_in(manifest: Manifest, where: Path) -> Best | None:
     """Return the best evaluation that a checkpoint knows of; None if its run does not keep it.
 
-    Raises:
-        InputError: the entry is malformed; the message begins with `where`.
+    A malformed entry is an InputError, which begins with `where`.
     """
-    table = manifest.best
-    if not table:
+    if not manifest.best:
         return None
-    table = {"unit": "images", **table}  # The oldest checkpoints have no unit.
+    table = {"unit": "images", **manifest.best}  # The oldest checkpoints have no unit.
     is_valid = (
         table.keys() == {"step", "by", "value", "of", "images", "unit"}
         and type(table["step"]) is int
@@ -89,11 +77,7 @@ def best_in(manifest: Manifest, where: Path) -> Best | None:
 
 
 def best_checkpoint(run: Path) -> tuple[Path, Best]:
-    """Find the best checkpoint of a run in its folder, and what it was chosen by.
-
-    Raises:
-        InputError: the run has no checkpoint, or does not keep the best one.
-    """
+    """Find the best checkpoint of a run in its folder, and what it was chosen by."""
     newest, *_ = checkpoints = checkpoints_at(run)
     if newest == run:
         raise InputError(f"{run}: is a checkpoint; --best wants the folder of a run")

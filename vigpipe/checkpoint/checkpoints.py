@@ -22,10 +22,8 @@ class Checkpoints:
     """Saves one rank's share of the checkpoints of a run; all ranks construct this together.
 
     If a checkpoint cannot be written, `log` is called with a sentence for the user. `resumed` is
-    the manifest of the checkpoint that the run goes on from, if it does.
-
-    Attributes:
-        best: the best evaluation so far; None without --keep-best.
+    the manifest of the checkpoint that the run goes on from, if it does. `best` is the best
+    evaluation so far; None without --keep-best.
     """
 
     def __init__(
@@ -88,8 +86,7 @@ class Checkpoints:
     def is_best(self, scores: Scores) -> bool:
         """Whether an evaluation is the best so far, so that its checkpoint is to be kept.
 
-        The ranks that have evaluated call this together, after every evaluation, and all of them
-        come to the same.
+        The ranks that have evaluated call this together, after every evaluation.
         """
         by, peers = self.rank_state.run.config.keep_best, self.rank_state.strategy.peers
         if by is None:
@@ -134,7 +131,6 @@ class Checkpoints:
         self._saver.save(manifest, share, stored)
 
     def finish(self) -> None:
-        """Wait until the last checkpoint is on disk, or could not be written."""
         self._saver.finish()
 
     def rescue(

@@ -20,7 +20,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vigpipe.errors import InputError
-from vigpipe.files.atomic import write_atomically
 from vigpipe.files.digest import file_digest
 from vigpipe.files.untrusted import read_json
 
@@ -38,35 +37,22 @@ _MOST_FILE_BYTES = 1 << 60
 
 @dataclass(frozen=True)
 class Manifest:
-    """The facts of a checkpoint.
+    """The facts of a checkpoint."""
 
-    Attributes:
-        step: number of optimizer steps done.
-        num_steps: number of optimizer steps of the whole run.
-        evaluated: whether the evaluation that follows this step, if any, has been done.
-        loss: loss of the last step; None if it was skipped.
-        config: the resolved options, as in config.toml.
-        data: identity of the data, from `Run.fingerprint`, and what was read, from `Feed.progress`.
-        layout: the layout of the ranks that wrote the checkpoint.
-        weights: metadata for a file of the weights, from `Run.weights_metadata`.
-        best: the best evaluation so far, from `Best.as_table`; empty without --keep-best.
-        replicas: where replicas take steps of their own, "progress", from `Strategy.progress`, and
-            "metrics_bytes" and "events_bytes", the sizes of metrics.jsonl and events.jsonl when
-            they rested; else empty.
-        files: "bytes" and "sha256" of every file, by its name.
-    """
-
-    step: int
-    num_steps: int
-    evaluated: bool
-    loss: float | None
-    config: dict[str, Any]
-    data: dict[str, Any]
-    layout: dict[str, Any]
-    weights: dict[str, str]
+    step: int  # number of optimizer steps done
+    num_steps: int  # of the whole run
+    evaluated: bool  # whether the evaluation that follows this step, if any, has been done
+    loss: float | None  # of the last step; None if it was skipped
+    config: dict[str, Any]  # as in config.toml
+    data: dict[str, Any]  # from `Run.fingerprint`, and what was read, from `Feed.progress`
+    layout: dict[str, Any]  # of the ranks that wrote the checkpoint
+    weights: dict[str, str]  # from `Run.weights_metadata`
     versions: dict[str, Any]
-    best: dict[str, Any] = field(default_factory=dict)
+    best: dict[str, Any] = field(default_factory=dict)  # from `Best.as_table`
+    # Where replicas take steps of their own, "progress", from `OwnSteps.progress`, and
+    # "metrics_bytes" and "events_bytes", the sizes of metrics.jsonl and events.jsonl then.
     replicas: dict[str, Any] = field(default_factory=dict)
+    # "bytes" and "sha256" of every file, by its name.
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def text(self) -> str:
@@ -98,10 +84,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 def checkpoints_at(place: Path, option: str = "") -> list[Path]:
     """List the checkpoints, newest first, of a run; or only the one that the path itself names.
 
-    Messages begin with the option that was given the path, with a space behind it.
-
-    Raises:
-        InputError: there is no checkpoint.
+    InputError if there is none: it begins with the option of the path, with a space behind it.
     """
     if (place / NAME).exists():
         return [place]
@@ -115,20 +98,12 @@ def checkpoints_at(place: Path, option: str = "") -> list[Path]:
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """Read and check the manifest of a checkpoint.
-
-    Raises:
-        InputError: the manifest is missing, damaged, or in another format.
-    """
+    """Read and check the manifest of a checkpoint; InputError if it is missing or damaged."""
     return read_manifest_file(checkpoint / NAME)
 
 
 def read_manifest_file(path: Path) -> Manifest:
-    """Read and check a manifest by the path of its file.
-
-    Raises:
-        InputError: the manifest is missing, damaged, or in another format.
-    """
+    """Read and check a manifest by the path of its file."""
     table = read_json(path)
     if not isinstance(table, dict) or table.get("format") not in (FORMAT, *_OLDER):
         actual = table.get("format") if isinstance(table, dict) else None
@@ -155,7 +130,7 @@ def read_manifest_file(path: Path) -> Manifest:
         raise InputError(f"{path}: evaluated is neither true nor false; {_AGAIN}")
     loss = content["loss"]
     if loss is not None and (type(loss) not in (float, int) or not abs(loss) <= 1e300):
-        raise InputError(f"{path}: loss is not a number: {content['loss']!r}; {_AGAIN}")
+        raise InputError(f"{path}: loss is not a number: {loss!r}; {_AGAIN}")
     if (replicas := content["replicas"]) and not (
         replicas.keys() == {"progress", "metrics_bytes", "events_bytes"}
         and isinstance(replicas["progress"], dict)
@@ -187,11 +162,7 @@ def _check_file_entry(path: Path, name: str, facts: object) -> None:
 
 
 def verify(checkpoint: Path) -> Manifest:
-    """Check every byte of a checkpoint against its manifest, and return the manifest.
-
-    Raises:
-        InputError: a file is missing, damaged or not the one the manifest lists; the file is named.
-    """
+    """Check every byte of a checkpoint against its manifest, and return the manifest."""
     manifest = read_manifest(checkpoint)
     for name, facts in manifest.files.items():
         path = checkpoint / name
@@ -209,20 +180,8 @@ def file_facts(path: Path) -> dict[str, Any]:
     return {"bytes": size, "sha256": digest}
 
 
-def write_note(rank_file: Path, text: str) -> None:
-    """Write a note beside a rank's file, with the suffix .json: the file is complete.
-
-    The note appears complete or not at all.
-    """
-    write_atomically(rank_file.with_suffix(".json"), text)
-
-
 def tensor_names(checkpoint: Path, manifest: Manifest) -> dict[str, str]:
-    """Return the name of the file that holds each tensor, by the tensor's name.
-
-    Raises:
-        InputError: a file is not a safetensors file, or two files have a tensor of the same name.
-    """
+    """Return the name of the file that holds each tensor, by the tensor's name."""
     file_of: dict[str, str] = {}
     for name in manifest.files:
         with _opened(checkpoint / name) as file:

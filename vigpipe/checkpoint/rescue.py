@@ -33,11 +33,10 @@ from vigpipe.checkpoint.manifest import (
     file_facts,
     folder_name,
     read_manifest_file,
-    write_note,
 )
 from vigpipe.checkpoint.weights_file import write_tensors
 from vigpipe.errors import InputError
-from vigpipe.files.atomic import replacing
+from vigpipe.files.atomic import replacing, write_atomically
 from vigpipe.files.rows import as_line
 from vigpipe.replication.table import progress_of_those_left
 from vigpipe.run.folder import CHECKPOINTS, EVENTS, METRICS
@@ -57,10 +56,9 @@ def rescue(
     """Write the state of this rank's stages, and return whether that has succeeded.
 
     Errors are ignored, because the run ends anyway. The state is everything that the stages need,
-    not only a replica's share of it. It is written among the run's checkpoints; the files of the
-    manifest are filled in here. The token is the run's, as for `Saver`. The parcels have rows of
-    the run's files that this rank has told of; they are None if all replicas took every step
-    together.
+    not only a replica's share of it. The files of the manifest are filled in here. The token is the
+    run's, as for `Saver`. The parcels have rows of the run's files that this rank has told of; they
+    are None if all replicas took every step together.
     """
     step = "" if parcels is not None else f"{manifest.step:08d}-"
     place = folder / f"{PREFIX}{step}{token}"
@@ -70,7 +68,8 @@ def rescue(
         write_tensors(path, {name: t.detach().cpu().contiguous() for name, t in state.items()})
         if parcels is not None:
             path.with_suffix(_ROWS).write_text(json.dumps(parcels), encoding="utf-8")
-        write_note(path, replace(manifest, files={own_file: file_facts(path)}).text())
+        note = replace(manifest, files={own_file: file_facts(path)}).text()
+        write_atomically(path.with_suffix(".json"), note)
         return True
     return False
 

@@ -28,11 +28,10 @@ from vigpipe.checkpoint.manifest import (
     file_facts,
     folder_name,
     list_checkpoints,
-    write_note,
 )
 from vigpipe.checkpoint.rescue import PREFIX
 from vigpipe.checkpoint.weights_file import write_tensors
-from vigpipe.files.atomic import sync
+from vigpipe.files.atomic import sync, write_atomically
 from vigpipe.run.folder import CHECKPOINTS
 
 POLL_SECONDS = 0.02
@@ -41,14 +40,11 @@ POLL_SECONDS = 0.02
 class Saver:
     """Writes one rank's file of every checkpoint, and completes the checkpoint on one rank.
 
-    Args:
-        files: names of the files that make up a checkpoint, one for each rank that has a share.
-        is_writer: whether this rank adds the manifest and the name; exactly one rank does.
-        keep: number of checkpoints to keep; older ones are deleted, but not the best one.
-        token: a text that is the same on every rank and differs from that of any other run.
-        log: called with a sentence for the user when a checkpoint cannot be written.
-        timeout_seconds: time that the ranks have to write their files of a checkpoint.
-        is_lost: whether the rank that would write a file was lost.
+    The files are those of all ranks that have a share; exactly one of them, the writer, adds the
+    manifest and the name. All but the newest `keep` checkpoints are deleted, but not the best one.
+    The token is the same on every rank, and differs from that of any other run. `log` is called
+    with a sentence for the user when a checkpoint cannot be written; the ranks have so much time to
+    write their files of one.
     """
 
     def __init__(
@@ -127,7 +123,8 @@ class Saver:
     def _write_file(self, path: Path, tensors: dict[str, Tensor]) -> None:
         write_tensors(path, tensors)
         sync(path)
-        write_note(path, json.dumps(file_facts(path)))
+        # The note appears complete or not at all: the file is complete.
+        write_atomically(path.with_suffix(".json"), json.dumps(file_facts(path)))
 
     def _complete(self, partial: Path, manifest: Manifest, files: Sequence[str]) -> None:
         """Wait for the files of all ranks, add the manifest, and give the folder its name."""
