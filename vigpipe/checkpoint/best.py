@@ -77,7 +77,7 @@ def best_in(manifest: Manifest, where: Path) -> Best | None:
 
 
 def best_checkpoint(run: Path) -> tuple[Path, Best]:
-    """Find the best checkpoint of a run in its folder, and what it was chosen by."""
+    """Find the best checkpoint of a run, and what it was chosen by; InputError if it has none."""
     newest, *_ = checkpoints = checkpoints_at(run)
     if newest == run:
         raise InputError(f"{run}: is a checkpoint; --best wants the folder of a run")

@@ -162,7 +162,10 @@ def _check_file_entry(path: Path, name: str, facts: object) -> None:
 
 
 def verify(checkpoint: Path) -> Manifest:
-    """Check every byte of a checkpoint against its manifest, and return the manifest."""
+    """Check every byte of a checkpoint against its manifest, and return the manifest.
+
+    InputError names the file that is missing, damaged or not the one that the manifest lists.
+    """
     manifest = read_manifest(checkpoint)
     for name, facts in manifest.files.items():
         path = checkpoint / name
@@ -181,7 +184,7 @@ def file_facts(path: Path) -> dict[str, Any]:
 
 
 def tensor_names(checkpoint: Path, manifest: Manifest) -> dict[str, str]:
-    """Return the name of the file that holds each tensor, by the tensor's name."""
+    """Return the name of the file that holds each tensor; InputError if two hold the same one."""
     file_of: dict[str, str] = {}
     for name in manifest.files:
         with _opened(checkpoint / name) as file:

@@ -1,7 +1,8 @@
 """Choose a checkpoint, check that it belongs to this run, and continue from it."""
 
 import re
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -49,11 +50,7 @@ _OTHER_REPLICA = re.compile("replica[0-9]+/")  # see `state.replica_prefix`
 
 
 def check_same_options(folder: Path, run: "Run") -> None:
-    """Check that a run has the options of the one in a folder, which it is to do again (--replay).
-
-    Raises:
-        InputError: the earlier run has no readable options, or one that differs.
-    """
+    """Check that a run has the options of the one in a folder that it does again (--replay)."""
     path = folder / "config.toml"
     advice = f"give the same options, as --config {path} does"
     _check_options(f"--replay {folder}", read_toml(path), run, _REPLAYED, advice)
@@ -81,10 +78,7 @@ def choose_checkpoint(place: Path, log: Callable[[str], None]) -> tuple[Path, Ma
     """Choose the checkpoint to continue from, and verify all its files.
 
     It is the one that is named, or the newest intact one of a run. For every damaged checkpoint
-    that is skipped, `log` is called with a sentence.
-
-    Raises:
-        InputError: the named checkpoint is damaged, or the run has none that is intact.
+    that is skipped, `log` is called with a sentence. InputError if none is intact.
     """
     checkpoints = checkpoints_at(place, "--resume ")
     if checkpoints == [place]:
@@ -110,10 +104,7 @@ def resume(rank_state: "RankState", folder: Path, log: Callable[[str], None]) ->
 
     Rank 0 chooses the checkpoint and verifies every byte of it; the other ranks read the same files
     and trust its verdict. The state must be newly made. The manifest of the checkpoint is returned;
-    None if the run starts from the beginning.
-
-    Raises:
-        InputError: there is no intact checkpoint of this run.
+    None if the run starts from the beginning. InputError if no checkpoint of this run is intact.
     """
     run = rank_state.run
     option, world_size = run.config.resume, run.layout.world_size
@@ -155,30 +146,26 @@ def resume(rank_state: "RankState", folder: Path, log: Callable[[str], None]) ->
 
 
 def read_same_data(feed: "Feed", folder: Path) -> None:
-    """Let the feed read what an earlier run had read up to its newest checkpoint (--replay).
-
-    Raises:
-        InputError: it has no checkpoint that can be read.
-    """
+    """Let the feed read what an earlier run had read up to its newest checkpoint (--replay)."""
     checkpoint = checkpoints_at(folder, "--replay ")[0]
-    _restore_feed(feed, read_manifest(checkpoint), checkpoint)
-
-
-def _restore_feed(feed: "Feed", manifest: Manifest, where: Path) -> None:
-    try:
+    manifest = read_manifest(checkpoint)
+    with _entry("data", checkpoint):
         feed.restore(manifest.data)
+
+
+@contextmanager
+def _entry(of: str, where: Path) -> Iterator[None]:
+    """Say of which entry of a manifest a ValueError in this context is."""
+    try:
+        yield
     except ValueError as error:
         raise InputError(
-            f"{where}: its entry of the data is malformed: {error}; give another checkpoint"
+            f"{where}: its entry of the {of} is malformed: {error}; give another checkpoint"
         ) from error
 
 
 def check_belongs(manifest: Manifest, run: "Run", where: Path) -> None:
-    """Check that a checkpoint is one of this run, or of one that it may go on with.
-
-    Raises:
-        InputError: an option that determines what is computed differs, or the data do.
-    """
+    """Check that a checkpoint is one of this run, or of one that it may go on with."""
     _check_options(
         f"--resume {where}",
         manifest.config,
@@ -187,21 +174,16 @@ def check_belongs(manifest: Manifest, run: "Run", where: Path) -> None:
         "a run goes on as it began, so change the option, or start another run from its --weights",
     )
     for name, value in run.fingerprint.items():
-        if manifest.data.get(name) != value:
+        if (before := manifest.data.get(name)) != value:
             raise InputError(
-                f"--resume {where}: its data differ from {run.config.data}: {name} was "
-                f"{manifest.data.get(name)}, is {value}; give the same data"
+                f"--resume {where}: its data differ from {run.config.data}: {name} was {before}, "
+                f"is {value}; give the same data"
             )
     _check_replicas(manifest, run, where)
 
 
 def check_same_run(manifest: Manifest, run: "Run", where: Path) -> list[str]:
-    """Check that a run may continue from a checkpoint; return sentences on allowed differences.
-
-    Raises:
-        InputError: the checkpoint does not belong to it (`check_belongs`), or is of a step after
-            its last one.
-    """
+    """Check that a run may continue from a checkpoint; return sentences on allowed differences."""
     check_belongs(manifest, run, where)
     if manifest.step > run.num_steps:
         raise InputError(
@@ -265,8 +247,7 @@ def _restore_stored(
 def load_checkpoint(rank_state: "RankState", checkpoint: Path, manifest: Manifest) -> None:
     """Put a checkpoint, written by any layout, into a rank's state, which is newly made.
 
-    Raises:
-        InputError: the checkpoint belongs to another model.
+    InputError if it belongs to another model.
     """
     file_of = tensor_names(checkpoint, manifest)
     model_names = rank_state.run.wide_model.state_dict().keys()
@@ -296,12 +277,8 @@ def load_checkpoint(rank_state: "RankState", checkpoint: Path, manifest: Manifes
     if (own_steps := rank_state.own_steps) is not None:
         _restore_stored(own_steps.stored(), checkpoint, prefix, file_of)
         if manifest.replicas:
-            try:
+            with _entry("replicas", checkpoint):
                 own_steps.restore(manifest.replicas["progress"], kept)
-            except ValueError as error:
-                raise InputError(
-                    f"{checkpoint}: its entry of the replicas is malformed: {error}; give another "
-                    "checkpoint"
-                ) from error
-    _restore_feed(rank_state.feed, manifest, checkpoint)
+    with _entry("data", checkpoint):
+        rank_state.feed.restore(manifest.data)
     rank_state.step = manifest.step

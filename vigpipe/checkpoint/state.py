@@ -40,10 +40,7 @@ _RESIDUAL = re.compile("(?:replica([0-9]{1,9})/)?(residual/.*)")
 
 
 def named_tensors(rank_state: "RankState") -> dict[str, Tensor]:
-    """Return the tensors of a rank's state by name, without copying them.
-
-    All replicas of a stage have the same state, unless they take steps of their own.
-    """
+    """Return the tensors of a rank's state by name, without copying them."""
     tensors = _model_tensors(rank_state)
     trained = rank_state.trained
     for name, parameter in trained.parameters().items():
@@ -69,10 +66,9 @@ def _model_tensors(rank_state: "RankState") -> dict[str, Tensor]:
 
 
 def residuals(rank_state: "RankState") -> dict[str, Tensor]:
-    """Return what this replica, and no other, has left out of sums of gradients in every step.
+    """Return what this replica has left out of sums of gradients; the names tell which it is.
 
-    Their names tell which replica it is. Replicas with steps of their own have residuals among all
-    that is theirs, see `named_tensors`.
+    Replicas with steps of their own have residuals among all that is theirs, see `named_tensors`.
     """
     compressor = rank_state.reducer.compressor
     if compressor is None or rank_state.mesh.shards.rank > 0:  # the others have the same
@@ -82,11 +78,10 @@ def residuals(rank_state: "RankState") -> dict[str, Tensor]:
 
 
 def _old_residuals(names: Collection[str], rank_state: "RankState") -> dict[str, list[str]]:
-    """Choose the residuals of a checkpoint that this replica goes on with; it adds them up.
+    """Name the terms of each residual that this replica goes on with, in order of old replicas.
 
     Of D replicas, replica r takes those of the old replicas r, r + D, r + 2 D ..., so that the sum
-    over all replicas stays what it was. Returned are the names of these terms, in the order of the
-    old replicas, by the name of the residual.
+    over all replicas stays what it was.
     """
     compressor, num_replicas = rank_state.reducer.compressor, rank_state.run.layout.num_replicas
     own = {} if compressor is None else compressor.residuals()
@@ -124,18 +119,15 @@ def share_of(
 
 
 def needed_tensors(rank_state: "RankState", available: Collection[str]) -> list[str]:
-    """List the tensors that this rank, whose state is newly made, needs of those of a checkpoint.
+    """List, sorted, the tensors of a checkpoint that this rank needs, whose state is newly made.
 
     These are the tensors of the model, and what the checkpoint has for their optimizer and for
-    compressed sums of gradients, sorted by name.
+    compressed sums of gradients.
     """
     names = set(_model_tensors(rank_state) | _loss_scale_tensors(rank_state.trained))
     parameters = rank_state.trained.parameters()
-    names |= {
-        name
-        for name in available
-        if name.startswith("optimizer/") and name.split("/", 2)[-1] in parameters
-    }
+    of_optimizer = [name for name in available if name.startswith("optimizer/")]
+    names |= {name for name in of_optimizer if name.split("/", 2)[-1] in parameters}
     names |= set(chain.from_iterable(_old_residuals(available, rank_state).values()))
     if rank_state.reducer.compressor is not None:
         names |= rank_state.reducer.compressor.memory().keys() & set(available)
@@ -171,8 +163,7 @@ def check_fits(name: str, tensor: Tensor, target: Tensor, where: str) -> None:
 def restore(rank_state: "RankState", tensors: Mapping[str, Tensor], where: str) -> None:
     """Copy a checkpoint's tensors, those of `needed_tensors`, into this rank's newly made state.
 
-    Raises:
-        InputError: a tensor is missing, or has another shape or dtype than the model's.
+    InputError if one is missing, or has another shape or dtype than the model's.
     """
     targets = _model_tensors(rank_state) | _loss_scale_tensors(rank_state.trained)
     for name, target in targets.items():

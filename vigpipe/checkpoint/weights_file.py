@@ -29,10 +29,9 @@ if TYPE_CHECKING:
 def gather_named(
     own_tensors: dict[str, Tensor], pipeline_group: dist.ProcessGroup | None, pipeline_rank: int
 ) -> dict[str, Tensor] | None:
-    """Gather copies of the tensors of all stages on the CPU of one rank of a pipeline.
+    """Gather copies of the tensors of all stages, by name, on the CPU of one rank of a pipeline.
 
-    The ranks of the pipeline call this together; the rank at position `pipeline_rank` receives the
-    tensors, by the unsplit model's names, and the others None.
+    The ranks of the pipeline call this together; all but the one at `pipeline_rank` receive None.
     """
     copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in own_tensors.items()}
     if pipeline_group is None:
@@ -48,10 +47,7 @@ def gather_named(
 def save_run_weights(rank_state: "RankState", path: Path) -> None:
     """Write the weights of all stages, with metadata for using them; all ranks call this.
 
-    Only the rank that writes the run's files writes the file.
-
-    Raises:
-        InputError: the file cannot be written.
+    InputError if the file cannot be written.
     """
     last = rank_state.run.layout.pipeline_size - 1
     state = gather_named(rank_state.trained.state(), rank_state.mesh.pipeline_group, last)
@@ -64,10 +60,8 @@ def save_weights(
 ) -> None:
     """Write a state dict, named as in the unsplit model, as safetensors.
 
-    The metadata are the texts that `model.metadata.read_metadata` returns; none by default.
-
-    Raises:
-        InputError: the file cannot be written.
+    The metadata are the texts that `model.metadata.read_metadata` returns. InputError if the file
+    cannot be written.
     """
     tensors = {name: tensor.contiguous() for name, tensor in state.items()}
     with _replacing(path) as partial:
@@ -78,14 +72,10 @@ def save_weights(
 def save_rows(
     path: Path, tensors: Shapes, metadata: Mapping[str, str] | None = None
 ) -> Iterator[dict[str, Tensor]]:
-    """Write weights that are never whole in memory, as `save_weights` would.
+    """Write weights that are never whole in memory, as `save_weights` would, errors included.
 
-    Yields:
-        The tensors of the new file, mapped, all zeros; what is written to them is in the file. The
-        file replaces an older one when the context ends.
-
-    Raises:
-        InputError: the file cannot be written.
+    Yielded are the tensors of the new file, mapped, all zeros; what is written to them is in the
+    file. It replaces an older one when the context ends.
     """
     with _replacing(path) as partial:
         yield mapped.create(partial, tensors, {"format": "pt", **(metadata or {})})
@@ -104,10 +94,7 @@ def write_tensors(
     """Write a safetensors file; equal tensors and metadata make equal files.
 
     The tensors are contiguous and on the CPU. No memory is taken for one, so those of a mapped file
-    (`model.mapped`) may be larger than the memory.
-
-    Raises:
-        OSError: the file cannot be written.
+    (`model.mapped`) may be larger than the memory. OSError if the file cannot be written.
     """
     start, order = mapped.header(mapped.shapes_of(tensors), metadata)
     with path.open("wb") as file:

@@ -37,10 +37,7 @@ def export_wide(
 
     The slicing is that of the wide model. `chosen` says which channels of each group a sub-model
     has in the round of the checkpoint; None if no step of it has been taken, so that the rows are
-    the whole model.
-
-    Raises:
-        InputError: a tensor is missing or has another shape, or the file cannot be written.
+    the whole model. InputError as of `wide_shapes` and `save_rows`.
     """
     found: dict[str, Tensor] = {}
     for name in manifest.files:
@@ -67,10 +64,7 @@ def wide_shapes(
     """Return dtypes and shapes of a wide model, and check that those of all its parts fit.
 
     The parts are the tensors of each sub-model, and the rows what each owner has of the wide model,
-    by name. Messages begin with where they come from.
-
-    Raises:
-        InputError: a tensor is missing or has another shape.
+    by name. InputError, which begins with where they come from, if one is missing or misshapen.
     """
     shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
     for name, sides in slicing.sides.items():
@@ -112,8 +106,7 @@ def assemble(
     """Fill a wide model's tensors: the stored rows, and over them what the sub-models have.
 
     A tensor without sides, of which nobody owns rows, is the mean over the sub-models; integers are
-    those of the first one. No memory is taken that is as large as a wide tensor. See `export_wide`
-    for the rest.
+    those of the first one. No memory is taken that is as large as a wide tensor.
     """
     for name, target in targets.items():
         if slicing.owned(name) is None:

@@ -26,10 +26,8 @@ def save_wide_weights(rank_state: "RankState", path: Path) -> None:
     """Write the weights of all stages of the wide model; all ranks call this.
 
     Every rank sends what it stores, tile by tile, to the one that writes the run's files. That of
-    another stage passes through the first replica's rank of this stage.
-
-    Raises:
-        InputError: the file cannot be written.
+    another stage passes through the first replica's rank of this stage. InputError if the file
+    cannot be written.
     """
     run, rows, mesh = rank_state.run, rank_state.wide_rows, rank_state.mesh
     assert rows is not None
@@ -62,9 +60,9 @@ class _Route:
         return self._here == (owner, stage)
 
     def carry(self, own: Tensor | None, like: Tensor, owner: int, stage: int) -> Tensor | None:
-        """Send, pass on or receive a tile; return it on the rank that writes, else None.
+        """Send, pass on or receive a tile of a stage; return it on the rank that writes, else None.
 
-        It comes from the rank that stores it: that of a stage in the pipeline of its owner.
+        It comes from the rank of this stage in the pipeline of its owner.
         """
         tile, (_, last) = own, self._writer
         if self.begins_here(owner, stage) and owner > 0:
