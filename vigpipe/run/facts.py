@@ -31,22 +31,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """The facts of a run, decided and checked.
+    """The facts of a run, decided and checked."""
 
-    Attributes:
-        config: all options, with the defaults of the model filled in.
-        parameter_order: index of every parameter in the unsplit model, by name.
-        dtype: dtype of the weights.
-        notes: sentences that the user should read before the run.
-    """
-
-    config: TrainConfig
+    config: TrainConfig  # with the defaults of the model filled in
     job: Job
     layout: Layout
     plan: Plan
-    parameter_order: dict[str, int]
-    dtype: torch.dtype
-    notes: tuple[str, ...] = ()
+    parameter_order: dict[str, int]  # index of every parameter in the unsplit model, by name
+    dtype: torch.dtype  # of the weights
+    notes: tuple[str, ...] = ()  # sentences that the user should read before the run
 
     def __post_init__(self) -> None:
         # The job has the options too, and keeps them when a run is made from another.
@@ -166,9 +159,7 @@ class Run:
         timm groups the parameters: biases, norms and those in `no_weight_decay` do not decay, and
         --layer-decay multiplies the learning rate by that factor for every layer before the last.
         """
-        from timm.optim import (
-            param_groups_layer_decay,  # pyright: ignore[reportPrivateImportUsage]
-        )
+        from timm.optim import param_groups_layer_decay  # pyright: ignore[reportPrivateImportUsage]
 
         assert self.config.weight_decay is not None
         model = self.wide_model
@@ -215,11 +206,7 @@ def prepare(
 
     Parts of the data, such as images that cannot be read, may be left out. Without `ranks_on_host`,
     all ranks share a host; `num_hosts` says instead how many hosts a run had that is done again
-    here.
-
-    Raises:
-        InputError: an option is unknown, missing or out of range, or options contradict one
-            another, the data or the model.
+    here. InputError if options are wrong, or contradict one another, the data or the model.
     """
     config = resolved(config)
     check_tracker(config.track)
@@ -318,8 +305,7 @@ def _check_divisible(config: TrainConfig, job: Job, model: StagedModel) -> None:
 def _num_teams(config: TrainConfig, layout: Layout, ranks_on_host: int | None) -> int:
     """Return how many teams the replicas form, each of those that take every step together.
 
-    Raises:
-        InputError: --gossip-between hosts with replicas that are spread over hosts.
+    InputError if --gossip-between hosts meets replicas that are spread over hosts.
     """
     if config.strategy == "synchronous":
         return 1

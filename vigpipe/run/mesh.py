@@ -24,22 +24,15 @@ from vigpipe.run.facts import Run
 
 @dataclass(frozen=True)
 class Mesh:
-    """The ranks of a run, as one of them sees them.
-
-    Attributes:
-        rank: position in the world.
-        counterparts: the ranks that hold the same stages, of all replicas.
-        teammates: of these, the ones that take every step together with it.
-        shards: the ranks that share the batches of its replica.
-    """
+    """The ranks of a run, as one of them sees them."""
 
     rank: int
     replica_index: int
     pipeline_rank: int
     groups: Groups
-    counterparts: Counterparts
-    teammates: Counterparts
-    shards: Shards
+    counterparts: Counterparts  # the ranks that hold the same stages, of all replicas
+    teammates: Counterparts  # of these, the ones that take every step together with it
+    shards: Shards  # the ranks that share the batches of its replica
 
     @property
     def pipeline_group(self) -> dist.ProcessGroup | None:

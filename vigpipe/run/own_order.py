@@ -18,7 +18,6 @@ class OwnOrder:
         self._feed, self._run = feed, run
 
     def batch(self, item: int, ahead: Sequence[int] = ()) -> ReplicaBatch:
-        """Return the batch of an item, as a batch of the sub-network's own step."""
         number, *coming = (self._run.in_batches(i)[1] for i in (item, *ahead))
         batch = self._feed.batch(number, coming)
         return replace(batch, step=item // self._run.num_subnetworks)
@@ -30,21 +29,16 @@ class OwnOrder:
         pipeline_index: int,
         most: int | None = None,
     ) -> Iterator[ReplicaBatch]:
-        """Yield a pipeline's share of the samples of some splits."""
         return self._feed.test_batches(splits, num_pipelines, pipeline_index, most)
 
     def hear(self, step: int, measured: int, busy_seconds: Sequence[float]) -> str | None:
-        """Be told how long the ranks have worked."""
         return self._feed.hear(step, measured, busy_seconds)
 
     def progress(self) -> dict[str, object]:
-        """Return what a later run needs to read the same data."""
         return self._feed.progress()
 
     def restore(self, progress: Mapping[str, object]) -> None:
-        """Read the same data as an earlier run."""
         self._feed.restore(progress)
 
     def close(self) -> None:
-        """End what reads ahead."""
         self._feed.close()

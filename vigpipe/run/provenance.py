@@ -65,18 +65,13 @@ def commit() -> str | None:
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
+
+    def git(*words: str) -> str:
+        command = ["git", "-c", f"safe.directory={root}", "-C", str(root), *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+        return done.stdout.strip()
+
     try:
-        git = ["git", "-c", f"safe.directory={root}", "-C", str(root)]
-        head = subprocess.run(
-            [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10
-        )
-        changed = subprocess.run(
-            [*git, "status", "--porcelain", "-uno"],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=10,
-        )
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.SubprocessError):
         return None
-    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")

@@ -41,39 +41,16 @@ from vigpipe.timing.recorder import Phase, Recorder
 
 
 class Scorers(NamedTuple):
-    """The replicas that share an evaluation.
-
-    Attributes:
-        num_pipelines: how many pipelines share it.
-        pipeline_index: which of them this rank's is.
-        counterparts: the ranks with the same stages in these replicas.
-    """
+    """The replicas that share an evaluation."""
 
     num_pipelines: int
-    pipeline_index: int
-    counterparts: Counterparts
+    pipeline_index: int  # of this rank
+    counterparts: Counterparts  # the ranks with the same stages in these replicas
 
 
 @dataclass
 class RankState:
-    """The state of one rank.
-
-    Attributes:
-        strategy: says what the rank does next, and how the replicas agree.
-        replicas: adds up the gradients of the replicas that take a step together.
-        merged: its share of the wide model of sub-networks, which is evaluated instead of its own;
-            None if there are none.
-        writes_files: whether its replica writes the run's files.
-        recorder: records what it does in a step; None if the run is not timed.
-        stopwatch: measures the time of a step, and of its forwards and backwards in it.
-        runs_ahead: whether the host hands out a step before it knows the outcome of the last one.
-        own_scores: of each sub-network by itself, once they are known: numbers by name, for each
-            split of the data.
-        step: number of optimizer steps handed out, including skipped ones.
-        open_step: the last step, until `run.step.complete_step` has completed it; else None.
-        busy_seconds: duration of the forwards and backwards of the last complete step.
-        data_seconds: for how long this rank waited for the last batch.
-    """
+    """The state of one rank."""
 
     run: Run
     device: torch.device
@@ -84,16 +61,17 @@ class RankState:
     pipeline: Pipeline
     reducer: GradientReducer
     scorers: Scorers
-    merged: Merged | None
-    writes_files: bool
-    recorder: Recorder | None
-    stopwatch: Stopwatch
-    runs_ahead: bool
+    merged: Merged | None  # a wide model of sub-networks, which is evaluated instead of its own
+    writes_files: bool  # whether its replica writes the run's files
+    recorder: Recorder | None  # None if the run is not timed
+    stopwatch: Stopwatch  # of a step, and of its forwards and backwards
+    runs_ahead: bool  # whether a step is handed out before the outcome of the last one is known
+    # Of each sub-network by itself, once they are known: numbers by name, for each split.
     own_scores: list[dict[str, dict[str, float]]] = field(default_factory=list)
-    step: int = 0
-    open_step: HandedStep | None = None
-    busy_seconds: float = 0.0
-    data_seconds: float = 0.0
+    step: int = 0  # number of optimizer steps handed out, including skipped ones
+    open_step: HandedStep | None = None  # the last one, until `complete_step` has completed it
+    busy_seconds: float = 0.0  # of the forwards and backwards of the last complete step
+    data_seconds: float = 0.0  # for how long this rank waited for the last batch
 
     @property
     def own_steps(self) -> OwnSteps | None:
@@ -128,8 +106,7 @@ class RankState:
         if self.recorder is None:
             yield
             return
-        of_batch = () if fill is None else fill
-        with self.recorder.step(phase, number, *of_batch), listening(self.recorder.region):
+        with self.recorder.step(phase, number, *fill or ()), listening(self.recorder.region):
             yield
 
 
@@ -144,10 +121,9 @@ def make_rank_state(
 ) -> RankState:
     """Build the state of one rank at the start of a run.
 
-    With several ranks, the process group must exist, and all ranks call this together; except with
-    a strategy that is given, which is for a rank that has no peers, whatever the layout is.
-    `shards` then stands for the ranks that share its batch. By default the options name the
-    strategy; with `recorded`, the replicas do again what they did.
+    With several ranks, all call this together, except with a strategy that is given, which is for a
+    rank that has no peers, whatever the layout is. `shards` then stands for the ranks that share
+    its batch. By default the options name the strategy; what is `recorded` is done again.
     """
     layout, config = run.layout, run.config
     sync, on_gpu = sync_of(run, device), runs_ahead(device)

@@ -22,24 +22,15 @@ from vigpipe.run.optimizer import make_optimizer
 
 @dataclass
 class Trained:
-    """What a rank trains.
+    """What a rank trains."""
 
-    Attributes:
-        models: its stages; their parameters have the names of the unsplit model.
-        stage_modules: what runs these on micro-batches.
-        statistics: pools BatchNorm's running statistics over micro-batches and replicas.
-        lr_schedule: timm's schedule of the learning rate, counted in optimizer steps.
-        ema: timm's moving average of `models`; None if it is off.
-        loss_scale: the factor of the loss in float16; None for other types.
-    """
-
-    models: list[StagedModel]
-    stage_modules: list[StageModule]
+    models: list[StagedModel]  # its stages, with parameters under the names of the unsplit model
+    stage_modules: list[StageModule]  # what runs these on micro-batches
     statistics: PooledStatistics
     optimizer: torch.optim.Optimizer
-    lr_schedule: Any
-    ema: ModelEmaV3 | None
-    loss_scale: LossScale | None
+    lr_schedule: Any  # timm's, counted in optimizer steps
+    ema: ModelEmaV3 | None  # timm's moving average of `models`
+    loss_scale: LossScale | None  # only in float16
 
     @property
     def lr(self) -> float:
@@ -91,10 +82,9 @@ class Trained:
         # Values are copied because DDP, gradient views and the optimizer refer to the tensors.
         averages = ema.module.state_dict()
         for name, tensor in nn.ModuleList(self.models).state_dict().items():
-            average = averages[name]
             weights = tensor.clone()
-            tensor.copy_(average)
-            average.copy_(weights)
+            tensor.copy_(averages[name])
+            averages[name].copy_(weights)
 
 
 def make_trained(run: Run, rank: int, device: torch.device) -> Trained:
