@@ -30,9 +30,7 @@ class EventsFile:
 
     The file begins with the rows of an earlier run that this one goes on with, or of this start so
     far; then come the facts of this start, from `start_facts`, unless it has begun already.
-
-    Raises:
-        InputError: the file cannot be written.
+    InputError if the file cannot be written.
     """
 
     def __init__(self, folder: Path, start: Mapping[str, Any] | None, earlier: bytes = b"") -> None:
@@ -50,20 +48,13 @@ class EventsFile:
         return self._rows.sync()
 
     def finish(self) -> None:
-        """Write the rows that are left, and close the file.
-
-        Raises:
-            InputError: they cannot be written.
-        """
+        """Write the rows that are left, or raise InputError; close the file."""
         with told_if_unwritable(str(self._path), MAKE_ROOM):
             self._rows.finish()
 
 
 def open_events(run: Run, folder: Path, num_bytes: int | None) -> EventsFile:
-    """Open the record of a run, with what the run that it goes on with has left.
-
-    The first `num_bytes` of that run's record count; None if the run is new.
-    """
+    """Open the record of a run, with the first bytes of that of the run that it goes on with."""
     rows = b""
     if num_bytes is not None and run.config.resume is not None:
         place = Path(run.config.resume)  # the earlier run's folder, or one of its checkpoints
@@ -84,10 +75,7 @@ def take_over_events(run: Run, folder: Path, num_bytes: int | None) -> EventsFil
 
 
 def start_facts(run: Run, num_threads: int | None = None) -> dict[str, Any]:
-    """Return what must be the same for the numbers to be the same, besides the options.
-
-    By default a rank has as many threads as this process.
-    """
+    """Return what must be the same for the numbers to be the same, besides the options."""
     return {
         "replicas": run.layout.num_teams,
         "microbatches": run.layout.num_microbatches,
@@ -113,12 +101,10 @@ def recorded_replicas(folder: Path) -> int | None:
 
 
 def read_events(folder: Path, run: Run, num_threads: int | None = None) -> list[Recorded]:
-    """Read what each replica of an earlier run did, so that a run can do it again.
+    """Read what each replica of the run in a folder did, so that a run can do it again.
 
-    The earlier run's folder is given. By default a rank has as many threads as this process.
-
-    Raises:
-        InputError: the file is missing or malformed, or the run was another one.
+    By default a rank has as many threads as this process. InputError if the file is missing or
+    malformed, or the run was another one.
     """
     path, now = folder / EVENTS, start_facts(run, num_threads)
     if not path.is_file():

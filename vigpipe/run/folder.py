@@ -36,10 +36,8 @@ def make_output_folder(
     """Make the output folder of a command; by default runs/<time>.
 
     The command writes files and folders of some names there, which are there already if it
-    continues a run. The advice is what else a user can do about a folder that is taken.
-
-    Raises:
-        InputError: the folder cannot be made or written to, or holds one of the names already.
+    continues a run. The advice is what else a user can do about a folder that is taken. InputError
+    if it is, or cannot be made or written to.
     """
     with told_if_unwritable(f"--out {folder or 'runs'}", "choose another folder"):
         if folder is None:
@@ -56,11 +54,7 @@ def make_output_folder(
 
 
 def lock(folder: Path) -> None:
-    """Keep other runs out of a folder until this process ends, however it ends.
-
-    Raises:
-        InputError: another run is writing to the folder.
-    """
+    """Keep other runs out of a folder until this process ends; InputError if one is there."""
     path = folder / LOCK
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:

@@ -80,7 +80,7 @@ class Others:
         return 0 if self._membership is None else len(self._membership.lost())
 
     def together(self, work: Callable[[Counterparts], T]) -> T:
-        """Do work with all that are left; see `Membership.together`."""
+        """Do work with all that are left."""
         if self._membership is None:
             return work(self._counterparts)
         return self._membership.together(work)

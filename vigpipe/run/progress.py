@@ -19,10 +19,8 @@ class RunProgress:
     before over the time that these steps, and the waiting for their data, took; evaluations do not
     count. The bar disappears at the end. Ranks that say nothing have a quiet console.
 
-    By default (--log-every) there is a line every 30 s, but never on a terminal.
-
-    Raises:
-        InputError: the option cannot be parsed.
+    By default (--log-every) there is a line every 30 s, but never on a terminal. InputError if the
+    option cannot be parsed.
     """
 
     def __init__(
@@ -34,13 +32,12 @@ class RunProgress:
         unit: str = "images",
     ) -> None:
         self._console, self._num_steps, self._unit = console, num_steps, unit
-        interval = _HALF_A_MINUTE
-        if log_every is not None:
+        if log_every is None:
+            self._interval, self._has_lines = _HALF_A_MINUTE, not console.is_terminal
+        else:
             interval = parse_interval("--log-every", log_every)
-        self._has_lines = interval != Interval() and (
-            log_every is not None or not console.is_terminal
-        )
-        self._interval = interval if self._has_lines else _HALF_A_MINUTE
+            self._has_lines = interval != Interval()
+            self._interval = interval if self._has_lines else _HALF_A_MINUTE
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),

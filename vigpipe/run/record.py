@@ -30,12 +30,10 @@ def step_row(
     data_seconds: float,
     **whose: int,
 ) -> dict[str, Any]:
-    """Make the row of an optimizer step.
+    """Make the row of an optimizer step; steps and epochs are counted from 1.
 
-    Steps and epochs are counted from 1. `rates` is what the job says of the step's samples
-    (`vigpipe.job.score.JobScores.rates`), `data_seconds` for how long the slowest rank waited for
-    its batch before the step. `whose` are replica and item, where replicas take steps of their own;
-    with a server, also staleness.
+    `rates` is what the job says of the step's samples (`JobScores.rates`). `whose` are replica and
+    item, where replicas take steps of their own; with a server, also staleness.
     """
     return {
         "step": step,
@@ -52,10 +50,7 @@ def step_row(
 def gradients_row(
     pushed: Pushed, course: Course, lr: float, rates: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Make the row of a step that a server has taken with the gradients of a replica.
-
-    The row's seconds are those of the replica.
-    """
+    """Make the row of a step that a server has taken with the gradients of a replica."""
     facts = pushed.step + 1, course.epoch(pushed.step), pushed.loss, lr, pushed.seconds, rates
     whose = {"replica": pushed.replica, "item": pushed.item, "staleness": pushed.staleness}
     return step_row(*facts, data_seconds=0.0, **whose)
@@ -64,18 +59,11 @@ def gradients_row(
 class RunRecord:
     """Writes the files of a run while it goes on; only one rank of a run has a record.
 
-    Rows that a full disk refuses are kept in memory and written together with a later row.
-
-    Args:
-        steps_done: number of optimizer steps of an earlier run that this run continues. Rows of
-            later steps are dropped, and so is a line that a crash cut off.
-        log: called with a sentence for the user when a row cannot be written.
-        track: who else is given every row; None for nobody.
-        num_bytes: of the earlier run's rows that count; None for all up to its last step.
-        takes_over: whether this rank goes on with the files of one that was lost in this run.
-
-    Raises:
-        InputError: the files cannot be written, or the tracker cannot be opened.
+    Rows that a full disk refuses are kept in memory and written together with a later row; `log` is
+    called with a sentence for the user. Of an earlier run that this run continues, the rows of
+    `steps_done` steps count, and at most so many bytes; those of later steps are dropped, and so is
+    a line that a crash cut off. A rank that `takes_over` goes on with the files of one that was
+    lost in this run. InputError if files cannot be written, or the tracker cannot be opened.
     """
 
     def __init__(
@@ -136,10 +124,10 @@ class RunRecord:
         self._count(row)
 
     def add_evaluation(self, epoch: int, scores: Mapping[str, Any]) -> float | None:
-        """Append the row of an evaluation (`Scores.as_row`), with the training loss of the epoch.
+        """Append the row of an evaluation (`Scores.as_row`), and return the epoch's training loss.
 
-        That loss is returned: the mean over the epoch's training samples, each as of its own step;
-        None if all steps of the epoch were skipped.
+        That is the mean over the training samples, each as of its own step; None if all steps of
+        the epoch were skipped.
         """
         has_steps = self._epoch == epoch and self._num_samples > 0
         loss = self._loss_sum / self._num_samples if has_steps else None
@@ -161,11 +149,7 @@ class RunRecord:
         self._num_samples += num_samples
 
     def add_event(self, event: str, step: int, message: str, **facts: int) -> None:
-        """Append what happened after a step: a skipped step, a straggler, slow data, a resumption.
-
-        The kind of event is one word. The message is a sentence, and facts are its numbers, for
-        programs.
-        """
+        """Append what happened after a step: one word, a sentence, and its numbers for programs."""
         self.add(event=event, step=step, message=message, **facts)
 
     def sync(self) -> int:
@@ -181,10 +165,9 @@ class RunRecord:
 
     def _tell_tracker(self, tell: Callable[[Tracker], None]) -> None:
         """Do something with the tracker; if it fails, say so once and go on without it."""
-        if self._tracker is None:
-            return
         try:
-            tell(self._tracker)
+            if self._tracker is not None:
+                tell(self._tracker)
         except Exception as error:  # A tracker has errors of its own: no network, a full disk.
             self._tracker = None
             self._log(
@@ -194,11 +177,7 @@ class RunRecord:
             )
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write the remaining rows and summary.json, and close.
-
-        Raises:
-            InputError: the rows or the summary cannot be written.
-        """
+        """Write the remaining rows and summary.json, or raise InputError; close."""
         self.close()
         with told_if_unwritable(f"--out {self.folder}", MAKE_ROOM):
             self._metrics.finish()

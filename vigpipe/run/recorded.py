@@ -16,11 +16,7 @@ def sync_of(run: Run, device: torch.device) -> Sync:
 
 
 def is_recorded(run: Run, sync: Sync, *, on_gpu: bool, is_timed: bool) -> bool:
-    """Decide whether the steps of a run are recorded as a CUDA graph.
-
-    Raises:
-        InputError: they are to be recorded, and cannot be.
-    """
+    """Decide whether steps are recorded as a CUDA graph; InputError if they must be and cannot."""
     layout, config = run.layout, run.config
     if config.cuda_graph is False:
         return False

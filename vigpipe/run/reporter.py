@@ -38,13 +38,11 @@ class Reporter:
     """Tells the user of a run. Every rank has one; only that of the rank that writes is heard.
 
     As a context it closes the run's files in the end.
-
-    Attributes:
-        record: the run's files, on the rank that writes.
-        loss: of the last step, on ranks of the last stage; None if that step was skipped.
     """
 
     progress: RunProgress
+    record: RunRecord | None = None  # the run's files, on the rank that writes
+    loss: float | None = None  # of the last step, on the last stage; None if it was skipped
 
     def __init__(self, rank_state: RankState, folder: Path) -> None:
         run = rank_state.run
@@ -56,8 +54,6 @@ class Reporter:
             soft_wrap=True,
             highlight=False,
         )
-        self.record: RunRecord | None = None
-        self.loss: float | None = None
         self._num_skipped = 0  # steps in a row
         self._untold: deque[TakenStep] = deque()  # steps of which nothing has been told yet
         self._stragglers = Stragglers(run.layout.one_team)
@@ -72,10 +68,8 @@ class Reporter:
         """
         run, step = self._state.run, self._state.step
         self.loss = loss
-        config = run.config
-        self.progress = RunProgress(
-            self.console, run.num_steps, step, config.log_every, run.job.unit
-        )
+        config, unit = run.config, run.job.unit
+        self.progress = RunProgress(self.console, run.num_steps, step, config.log_every, unit)
 
         def open_record() -> RunRecord | None:
             if not self._state.is_writer:
@@ -209,9 +203,7 @@ def _explain_skipped(rank_state: RankState, taken: TakenStep, num_skipped: int) 
     """Say what was wrong with a step in which no weight has changed; all ranks call this together.
 
     A rank that runs ahead has handed out one more step meanwhile, which is completed first.
-
-    Raises:
-        FloatingPointError: the run is to stop at such a step, or skipping does not help.
+    FloatingPointError if the run is to stop at such a step, or skipping does not help.
     """
     complete_step(rank_state)
     where = find_anomaly(rank_state, taken.batch)

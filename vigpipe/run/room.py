@@ -19,9 +19,6 @@ def check_room(run: Run, ranks_here: int) -> None:
     """Check that what ranks keep of the weights fits into the memory of this host.
 
     What passes through the layers comes on top.
-
-    Raises:
-        InputError: it does not fit.
     """
     config = run.config
     needed, room = needed_bytes(run, ranks_here), memory_bytes()

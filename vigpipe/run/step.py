@@ -43,11 +43,8 @@ def train_step(
     """Take one optimizer step on the global batch; every rank calls this.
 
     The status is what this rank tells the others; whether its numbers are finite and how long it
-    has worked and waited are filled in here.
-
-    Returns:
-        The step. It is complete if the rank does not run ahead of its device; otherwise the step
-        before is, and `complete_step` waits for this one.
+    has worked and waited are filled in here. The step that is returned is complete if the rank does
+    not run ahead of its device; otherwise the step before is, and `complete_step` waits for this.
     """
     config, peers, trained = rank_state.run.config, rank_state.strategy.peers, rank_state.trained
     rank_state.stopwatch.begin()
@@ -118,9 +115,9 @@ def train_step(
 
 
 def apply_gradients(rank_state: RankState, pushed: Pushed) -> float:
-    """Take one optimizer step with the gradients of another replica, which are in place.
+    """Take one step with the gradients of another replica, which are in place; return its rate.
 
-    All ranks of the pipeline call this. The learning rate for the last layer is returned.
+    All ranks of the pipeline call this. The learning rate is that of the last layer.
     """
     trained = rank_state.trained
     groups = trained.optimizer.param_groups
@@ -178,10 +175,8 @@ def _clip(rank_state: RankState) -> None:
 def settle_after_loss(rank_state: RankState) -> bool:
     """Bring the state to the end of a whole step, after a collective has failed.
 
-    Its `step` is then the last one that was taken, or skipped.
-
-    Returns:
-        Whether the state can be saved: the device has done all that it was given, or given up.
+    Its `step` is then the last one that was taken, or skipped. Returned is whether the state can be
+    saved: the device has done all that it was given, or given up.
     """
     if not rank_state.runs_ahead:
         return True

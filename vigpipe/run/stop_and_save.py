@@ -18,18 +18,12 @@ ASKS_TO_STOP = (signal.SIGTERM, signal.SIGUSR1)  # Slurm sends the signal of --s
 
 
 def parse_stop_before(text: str | None, env: Mapping[str, str]) -> float:
-    """Parse --stop-before: return when to save and stop.
+    """Parse --stop-before: return when to save and stop; infinity for None.
 
-    The text is a duration before the job's time limit in Slurm, such as 5m, or a moment such as
-    2026-11-22T06:00. Newer versions of Slurm set SLURM_JOB_END_TIME, and slurm/train.sbatch sets it
-    for older ones.
-
-    Returns:
-        The time on `time.monotonic`, which does not jump when the clock is set; infinity for None.
-
-    Raises:
-        InputError: the text is neither, the job has no time limit, or the moment has passed, so
-            that every restart would do one step and stop again.
+    The time is that of `time.monotonic`, which does not jump when the clock is set. The text is a
+    duration before the job's time limit in Slurm, such as 5m, or a moment such as 2026-11-22T06:00.
+    Newer versions of Slurm set SLURM_JOB_END_TIME, and slurm/train.sbatch sets it for older ones. A
+    moment that has passed is an InputError: every restart would do one step and stop again.
     """
     if text is None:
         return math.inf
@@ -59,17 +53,12 @@ def parse_stop_before(text: str | None, env: Mapping[str, str]) -> float:
 class SaveAndStop:
     """Decides when this rank wants to save and to stop; all ranks then agree.
 
-    Args:
-        interval: between checkpoints.
-        stop_at: when to save and stop, on `time.monotonic`; never by default.
-        has_peers: whether a launcher has started other ranks too.
-        timeout_seconds: time after which this rank ends if it is asked to stop and no step ends; it
-            ends as well if it is asked a second time.
-
-    Attributes:
-        why: why this rank was asked to stop; empty if it was not.
-        leaves: whether this rank ends when the context does, as it also does after an exception.
+    The interval is between checkpoints; at `stop_at` on `time.monotonic`, the rank wants to stop.
+    If it is asked to and no step ends, it ends itself after the timeout, or when asked again.
     """
+
+    why = ""  # this rank was asked to stop
+    leaves = False  # whether it ends when the context does, as it also does after an exception
 
     def __init__(
         self,
@@ -80,8 +69,7 @@ class SaveAndStop:
     ) -> None:
         self.interval, self.stop_at = interval, stop_at
         self._last_asked: int | None = None
-        self.has_peers = has_peers
-        self.why, self.leaves = "", False
+        self.has_peers = has_peers  # a launcher has started other ranks too
         self._second_signal = SecondSignal([signal.SIGTERM, signal.SIGINT], timeout_seconds)
         self.saved()
 

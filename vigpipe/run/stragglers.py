@@ -49,10 +49,9 @@ class Stragglers:
         self._warm_up_left = WARM_UP
 
     def add(self, busy_seconds: Sequence[float]) -> list[Straggler]:
-        """Take the times of one step, in rank order, and return the ranks that have become slow.
+        """Take the times of forwards and backwards in a step, and return ranks that became slow.
 
-        The times are those of forwards and backwards. Ranks that were reported before and have not
-        recovered are not returned.
+        Ranks that were reported before and have not recovered are not returned.
         """
         if self.layout.world_size == 1:
             return []

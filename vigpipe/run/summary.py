@@ -35,11 +35,10 @@ def summarize(
     replicas = {}
     if accounts is not None:
         table = summarize_replicas(accounts, has_server=layout.has_server)
-        averages_all = run.config.strategy == "periodic"
         prediction = predict(
             table["each"],
             table.get("server"),
-            averages_all=averages_all,
+            averages_all=run.config.strategy == "periodic",
             samples=trained_on(run.job.unit),
         )
         is_divided = run.has_subnetworks  # more of them would train other models
@@ -78,9 +77,7 @@ def summarize(
 def gather_compression(rank_state: RankState) -> dict[str, Any] | None:
     """Gather how many bytes replica 0 has sent for the sums of every step; all ranks call this.
 
-    Returns:
-        The method, the number of sums since the start, the bytes of all of them, how many a ring
-        would have sent instead, and the ratio of the two; None if gradients travel whole.
+    A ring would have sent `bytes_of_ring` instead. None if gradients travel whole.
     """
     compressor, layout = rank_state.reducer.compressor, rank_state.run.layout
     if compressor is None:
@@ -116,11 +113,8 @@ def gather_accounts(
 ) -> list[list[dict[str, Any]]]:
     """Gather what all ranks have counted; all of them call this with their own counts.
 
-    `share` returns the values of all ranks that are left; by default all are.
-
-    Returns:
-        The accounts of the ranks of each replica, or of each team of them, first rank first; none
-        of a replica that was lost. Those of a server come last.
+    `share` returns the values of all ranks that are left; by default all are. Returned are those of
+    the ranks of each team of replicas, first rank first, without lost ones; a server comes last.
     """
     layout = rank_state.run.layout
     own = {**own, "peak_bytes": peak_bytes(rank_state.device)}

@@ -48,20 +48,15 @@ class Tracker(Protocol):
 
 def check_tracker(name: Track | None) -> None:
     """Raise InputError if the package that --track needs is not installed; it is not imported."""
-    package = None if name == "csv" else name
-    if package is not None and find_spec(package) is None:
+    if name not in (None, "csv") and find_spec(name) is None:
         raise InputError(
-            f"--track {name}: the package {package} is not installed; install it beside vigpipe, "
-            "or track with csv"
+            f"--track {name}: the package {name} is not installed; install it beside vigpipe, or "
+            "track with csv"
         )
 
 
 def open_tracker(name: Track, folder: Path, config: Table, rows: Sequence[Table]) -> Tracker:
-    """Open a tracker for a run, which goes on from some rows unless it is new.
-
-    Raises:
-        InputError: the tracker cannot be opened.
-    """
+    """Open a tracker for a run, which goes on from some rows unless it is new, or InputError."""
     kinds = {"csv": _Csv, "tensorboard": _TensorBoard, "wandb": _Wandb, "mlflow": _Mlflow}
     try:
         return kinds[name](folder, config, rows)
@@ -192,11 +187,10 @@ class _Mlflow:
         else:
             project = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
             experiment = self._client.get_experiment_by_name(project)
-            number = (
-                self._client.create_experiment(project)
-                if experiment is None
-                else experiment.experiment_id
-            )
+            if experiment is None:
+                number = self._client.create_experiment(project)
+            else:
+                number = experiment.experiment_id
             run = self._client.create_run(number, run_name=folder.resolve().name)
             self._run = _keep(folder / MLFLOW_RUN, run.info.run_id)
             params = [Param(name, str(value)) for name, value in config.items()]
