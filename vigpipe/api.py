@@ -150,9 +150,9 @@ def train(
         raise InputError(message)
     if code == NOT_FINITE:
         raise FloatingPointError(message)
-    how = f"ended with exit code {code}"
-    if code < 0:
-        how = f"was ended by {signal.Signals(-code).name}"
+    how = (
+        f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    )
     raise TrainingError(f"the training in {folder} {how}{': ' * bool(message)}{message}", code)
 
 
@@ -254,10 +254,6 @@ class _Printer:
 def read_training(folder: Path, *, is_done: bool) -> Training:
     """Read what a run has left in its folder; there is no summary before its last step."""
     rows = parse_rows((folder / METRICS).read_bytes())
-    return Training(
-        folder,
-        is_done,
-        step_rows(rows),
-        [row for row in rows if "step" not in row],
-        read_json(folder / SUMMARY) if is_done else {},
-    )
+    evaluations = [row for row in rows if "step" not in row]
+    summary = read_json(folder / SUMMARY) if is_done else {}
+    return Training(folder, is_done, step_rows(rows), evaluations, summary)

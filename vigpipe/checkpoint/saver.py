@@ -111,13 +111,13 @@ class Saver:
                 _report_failure(partial / self.own_file, error)
             if self.is_writer:
                 self._complete(partial, manifest, files)
-        except (OSError, _Incomplete) as error:
+        except OSError as error:
             if self.is_writer and not self._is_given_up:
                 shutil.rmtree(partial, ignore_errors=True)
                 left = f"the newest is {folder_name(self.newest)}" if self.newest else "none is yet"
                 self.log(
                     f"checkpoint of step {manifest.step}: could not be written to {self.folder} "
-                    f"({_reason(error)}); the run goes on, {left}"
+                    f"({error.strerror or error}); the run goes on, {left}"
                 )
 
     def _write_file(self, path: Path, tensors: dict[str, Tensor]) -> None:
@@ -149,19 +149,20 @@ class Saver:
             shutil.rmtree(old, ignore_errors=True)
 
     def _note(self, path: Path) -> dict[str, object]:
+        """Wait for the note of a rank's file; OSError if it does not come."""
         deadline = time.monotonic() + self.timeout_seconds
         while time.monotonic() < deadline:
             with contextlib.suppress(FileNotFoundError):
                 return json.loads(path.with_suffix(".json").read_text())
             failed = path.with_suffix(".failed")
             if failed.exists():
-                raise _Incomplete(failed.read_text() or "a rank could not write its share")
+                raise OSError(failed.read_text() or "a rank could not write its share")
             if self._is_given_up:
-                raise _Incomplete("given up")
+                raise OSError("given up")
             if self._is_lost(path.name):
-                raise _Incomplete("a replica was lost before it had written its share")
+                raise OSError("a replica was lost before it had written its share")
             time.sleep(POLL_SECONDS)
-        raise _Incomplete(f"{path.name} was not there after {self.timeout_seconds:g} s")
+        raise OSError(f"{path.name} was not there after {self.timeout_seconds:g} s")
 
     def _sweep(self) -> None:
         """Remove what runs that died have left incomplete."""
@@ -176,20 +177,12 @@ def rank_file_name(pipeline_rank: int, replica_index: int) -> str:
     return f"stage{pipeline_rank}-replica{replica_index}.safetensors"
 
 
-class _Incomplete(Exception):
-    """A rank could not write its file of a checkpoint, or did not do so in time."""
-
-
-def _report_failure(path: Path, error: Exception) -> None:
+def _report_failure(path: Path, error: OSError) -> None:
     """Tell the writer of a file that could not be written; make room first if the disk is full."""
     with contextlib.suppress(OSError):
         path.unlink()
     reason = path.with_suffix(".reason")
     reason.touch()
     with contextlib.suppress(OSError):  # a disk that is still full leaves it empty
-        reason.write_text(_reason(error))
+        reason.write_text(error.strerror or str(error))
     reason.rename(path.with_suffix(".failed"))  # The writer never reads half of a reason.
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else "") or str(error)

@@ -64,7 +64,7 @@ def save_weights(
     cannot be written.
     """
     tensors = {name: tensor.contiguous() for name, tensor in state.items()}
-    with _replacing(path) as partial:
+    with told_if_unwritable(str(path), MAKE_ROOM), replacing(path) as partial:
         write_tensors(partial, tensors, {"format": "pt", **(metadata or {})})
 
 
@@ -77,15 +77,9 @@ def save_rows(
     Yielded are the tensors of the new file, mapped, all zeros; what is written to them is in the
     file. It replaces an older one when the context ends.
     """
-    with _replacing(path) as partial:
+    with told_if_unwritable(str(path), MAKE_ROOM), replacing(path) as partial:
         yield mapped.create(partial, tensors, {"format": "pt", **(metadata or {})})
         sync(partial)  # also tells what a file system has noticed late
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    with told_if_unwritable(str(path), MAKE_ROOM), replacing(path) as partial:
-        yield partial
 
 
 def write_tensors(

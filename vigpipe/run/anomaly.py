@@ -1,6 +1,7 @@
 """Find the block in which numbers stop being finite, for a step that was not applied."""
 
 import re
+from itertools import chain
 
 from vigpipe.model.graph import collected_anomalies
 from vigpipe.parallel.agreement import all_gather_values
@@ -21,11 +22,8 @@ def find_anomaly(rank_state: RankState, batch: ReplicaBatch) -> str:
     rank_state.trained.statistics.take()
     for model in rank_state.trained.models:
         model.set_detect_anomaly(rank_state.run.config.detect_anomaly)
-    first_messages = [
-        message
-        for messages in all_gather_values(own_messages[:1], *rank_state.strategy.peers)
-        for message in messages
-    ]
+    by_rank = all_gather_values(own_messages[:1], *rank_state.strategy.peers)
+    first_messages = list(chain.from_iterable(by_rank))
     if not first_messages:
         return "the features of all blocks are finite, so look at the readout and the gradients"
     return min(first_messages, key=lambda message: int(re.findall("[0-9]+", message)[0]))

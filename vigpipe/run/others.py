@@ -60,7 +60,7 @@ class Others:
                 metrics += parcel["metrics"]
         new = [replica for replica in lost if replica not in self._recorded_lost]
         events += [{"replica": r, "step": lost[r], "lost": 1} for r in new]
-        self._record.add_of_others(metrics)
+        self._record.write(metrics)
         num_bytes = self._events.add(events)
         self._recorded_lost = [*self._recorded_lost, *new]
         with contextlib.suppress(StoreLostError):

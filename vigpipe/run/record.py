@@ -98,15 +98,12 @@ class RunRecord:
 
     def add(self, **row: Any) -> None:  # noqa: ANN401
         """Append one row to metrics.jsonl; the kernel has it when this returns."""
-        self._write([row])
+        self.write([row])
         self._step = row.get("step", self._step)
         self._tell_tracker(lambda tracker: tracker.add(row, self._step))
 
-    def add_of_others(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Append rows of other replicas, which come late; the tracker is not told."""
-        self._write(rows)
-
-    def _write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append rows without telling the tracker, as those of other replicas, which come late."""
         try:
             self._metrics.add(rows)
             self._is_full = False
