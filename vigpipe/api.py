@@ -150,9 +150,9 @@ def train(
         raise InputError(message)
     if code == NOT_FINITE:
         raise FloatingPointError(message)
-    how = (
-        f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    )
+    how = f"ended with exit code {code}"
+    if code < 0:
+        how = f"was ended by {signal.Signals(-code).name}"
     raise TrainingError(f"the training in {folder} {how}{': ' * bool(message)}{message}", code)
 
 

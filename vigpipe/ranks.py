@@ -65,11 +65,10 @@ def run_world(
     trains: bool,
     main: str,
 ) -> int:
-    """Work as one of the ranks of a run, or start all of them on this host and wait.
+    """Work as one of a run's ranks, or start all on this host and wait; return the exit code.
 
     Only `start.run_on_ranks` calls this, and says what the arguments are; it has checked the
-    options as far as they go alone. The run's folder is added to `failures` once it is known. The
-    exit code is returned.
+    options as far as they go alone. The run's folder is added to `failures` once it is known.
     """
     timeout = meeting_seconds = config.timeout
     if timeout is None:
@@ -185,8 +184,7 @@ def fit_to_world_size(config: TrainConfig, layout: Layout, world_size: int) -> T
 
     The number of micro-batches of a replica changes so that the batch is cut into as many as
     before, or into the next number that the replicas can share equally. As far as possible,
-    BatchNorm then sees the same micro-batches. InputError if the number of ranks is no multiple of
-    those of a plan, or of --shards.
+    BatchNorm then sees the same micro-batches. InputError if a plan or --shards does not fit.
     """
     replica_size = layout.replica_size
     if layout.num_shards > 1 and world_size % replica_size:
@@ -251,10 +249,7 @@ def _largest_pipeline(config: TrainConfig, launch: Launch) -> int:
 
 
 def set_up_rank(options: TrainConfig | PredictConfig, layout: Layout, launch: Launch) -> int | None:
-    """Set this rank's threads, allocator and precision; return its GPU's number, None for the CPU.
-
-    InputError if the number of ranks is not that of the layout, or there is no such device.
-    """
+    """Set this rank's threads, allocator and precision; return its GPU's number, if it has one."""
     layout.check_world(launch.world_size)
     gpu = choose_gpu(options.device, launch, count_gpus(options.device, can_compute=True))
     torch.set_num_threads(threads_per_rank(options.threads, launch, os.environ))
@@ -267,10 +262,7 @@ def set_up_rank(options: TrainConfig | PredictConfig, layout: Layout, launch: La
 
 
 def check_gpus(requested: Device, launch: Launch, num_ranks: int) -> int | None:
-    """Refuse to start ranks on this host that would find no GPU, without touching one.
-
-    The number of the first rank's GPU is returned; None for the CPU.
-    """
+    """Refuse to start ranks that would find no GPU, touching none; return the first rank's."""
     all_here = replace(launch, world_size=num_ranks, local_world_size=num_ranks)
     return choose_gpu(requested, all_here, count_gpus(requested))
 

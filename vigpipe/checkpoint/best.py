@@ -37,10 +37,7 @@ class Best:
 
 
 def better(scores: Scores, step: int, by: KeepBest, best: Best | None) -> Best | None:
-    """Return an evaluation after `step` optimizer steps if it is better than the best; else None.
-
-    Only ranks of the last stage have scores.
-    """
+    """Return an evaluation after so many steps if it is better than the best so far; else None."""
     weights, average, images = scores.test, scores.average, "test"
     if scores.validation is not None:
         weights, average, images = scores.validation, scores.validation_average, "validation"
@@ -53,10 +50,7 @@ def better(scores: Scores, step: int, by: KeepBest, best: Best | None) -> Best |
 
 
 def best_in(manifest: Manifest, where: Path) -> Best | None:
-    """Return the best evaluation that a checkpoint knows of; None if its run does not keep it.
-
-    A malformed entry is an InputError, which begins with `where`.
-    """
+    """Return the best evaluation of a manifest, if any; InputError begins with `where`."""
     if not manifest.best:
         return None
     table = {"unit": "images", **manifest.best}  # The oldest checkpoints have no unit.

@@ -21,9 +21,8 @@ from vigpipe.run.rank import RankState
 class Checkpoints:
     """Saves one rank's share of the checkpoints of a run; all ranks construct this together.
 
-    If a checkpoint cannot be written, `log` is called with a sentence for the user. `resumed` is
-    the manifest of the checkpoint that the run goes on from, if it does. `best` is the best
-    evaluation so far; None without --keep-best.
+    `resumed` is the manifest of the checkpoint that the run goes on from, if it does. `best` is the
+    best evaluation so far; None without --keep-best.
     """
 
     def __init__(
@@ -84,10 +83,7 @@ class Checkpoints:
             self.best = best_in(read_manifest(checkpoint), checkpoint)
 
     def is_best(self, scores: Scores) -> bool:
-        """Whether an evaluation is the best so far, so that its checkpoint is to be kept.
-
-        The ranks that have evaluated call this together, after every evaluation.
-        """
+        """Whether an evaluation is the best so far; the ranks that have evaluated all call this."""
         by, peers = self.rank_state.run.config.keep_best, self.rank_state.strategy.peers
         if by is None:
             return False
@@ -107,12 +103,9 @@ class Checkpoints:
         """Copy this rank's share of the state, and write it while training goes on.
 
         All ranks call this at the same step. If a rank's file of the previous checkpoint is still
-        being written to a slow disk, its peers wait for it.
-
-        The loss is that of the last step, on ranks of the last stage; None on other ranks and after
-        a skipped step. `evaluated` says whether the evaluation due after the last step, if any, has
-        been done. The sizes of metrics.jsonl and events.jsonl are known on the rank that writes
-        them.
+        being written to a slow disk, its peers wait for it. The loss, which ranks of the last stage
+        know, and `evaluated` are of the last step. The sizes of metrics.jsonl and events.jsonl are
+        known on the rank that writes them.
         """
         rank_state, own_steps = self.rank_state, self.rank_state.own_steps
         layout = rank_state.run.layout
@@ -136,10 +129,9 @@ class Checkpoints:
     def rescue(
         self, loss: float | None, evaluated: bool, left_over: LeftOver | None = None
     ) -> bool:
-        """Save the whole state of this rank's stages after another rank was lost; see `save`.
+        """Save all of this rank's stages after another was lost; return whether that is done.
 
-        If it takes steps of its own, `left_over` is what this replica knows of all. Return whether
-        there was something to save, and it was written.
+        If it takes steps of its own, `left_over` is what this replica knows of all.
         """
         saver, rank_state = self._saver, self.rank_state
         if saver.own_file not in self._replica_of:

@@ -200,10 +200,7 @@ def tensor_names(checkpoint: Path, manifest: Manifest) -> dict[str, str]:
 def read_tensors(
     checkpoint: Path, file_of: Mapping[str, str], names: list[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield names and tensors of a checkpoint, on the CPU, and leave out those that it has not.
-
-    Which file holds a tensor is known from `tensor_names`.
-    """
+    """Yield those of the named tensors that a checkpoint has, found by `tensor_names`."""
     for file_name in dict.fromkeys(file_of[name] for name in names if name in file_of):
         with _opened(checkpoint / file_name) as file:
             for name in names:

@@ -53,12 +53,11 @@ def rescue(
     state: Mapping[str, Tensor],
     parcels: Sequence[Mapping[str, Any]] | None = None,
 ) -> bool:
-    """Write the state of this rank's stages, and return whether that has succeeded.
+    """Write the whole state of this rank's stages, and return whether that has succeeded.
 
-    Errors are ignored, because the run ends anyway. The state is everything that the stages need,
-    not only a replica's share of it. The files of the manifest are filled in here. The token is the
-    run's, as for `Saver`. The parcels have rows of the run's files that this rank has told of; they
-    are None if all replicas took every step together.
+    Errors are ignored, because the run ends anyway. The files of the manifest are filled in here.
+    The parcels have rows of the run's files that this rank has told of; they are None if all
+    replicas took every step together.
     """
     step = "" if parcels is not None else f"{manifest.step:08d}-"
     place = folder / f"{PREFIX}{step}{token}"
@@ -75,10 +74,7 @@ def rescue(
 
 
 def salvage(run: Path) -> None:
-    """Turn what ranks saved when they lost a peer into checkpoints, if every stage is there.
-
-    Call this with the folder of a run, and only while none of its ranks is running.
-    """
+    """Turn what ranks saved when they lost a peer into checkpoints; none of them may be running."""
     for place in sorted((run / CHECKPOINTS).glob(f"{PREFIX}*")):
         with contextlib.suppress(OSError, ValueError):  # also InputError
             _complete(place, run)

@@ -75,10 +75,10 @@ def _check_options(
 
 
 def choose_checkpoint(place: Path, log: Callable[[str], None]) -> tuple[Path, Manifest]:
-    """Choose the checkpoint to continue from, and verify all its files.
+    """Choose the checkpoint to continue from: the one named, or the newest intact one of a run.
 
-    It is the one that is named, or the newest intact one of a run. For every damaged checkpoint
-    that is skipped, `log` is called with a sentence. InputError if none is intact.
+    All its files are verified. `log` is told of each damaged one that is skipped. InputError if
+    none is intact.
     """
     checkpoints = checkpoints_at(place, "--resume ")
     if checkpoints == [place]:
@@ -103,8 +103,8 @@ def resume(rank_state: "RankState", folder: Path, log: Callable[[str], None]) ->
     """Put the checkpoint that --resume asks for into a rank's state; all ranks call this together.
 
     Rank 0 chooses the checkpoint and verifies every byte of it; the other ranks read the same files
-    and trust its verdict. The state must be newly made. The manifest of the checkpoint is returned;
-    None if the run starts from the beginning. InputError if no checkpoint of this run is intact.
+    and trust its verdict. The state must be newly made. The manifest is returned; None if the run
+    starts from the beginning. InputError if no checkpoint of this run is intact.
     """
     run = rank_state.run
     option, world_size = run.config.resume, run.layout.world_size
@@ -245,10 +245,7 @@ def _restore_stored(
 
 
 def load_checkpoint(rank_state: "RankState", checkpoint: Path, manifest: Manifest) -> None:
-    """Put a checkpoint, written by any layout, into a rank's state, which is newly made.
-
-    InputError if it belongs to another model.
-    """
+    """Put a checkpoint, written by any layout of this model, into a rank's newly made state."""
     file_of = tensor_names(checkpoint, manifest)
     model_names = rank_state.run.wide_model.state_dict().keys()
     for name in file_of:

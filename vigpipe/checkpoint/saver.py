@@ -42,9 +42,7 @@ class Saver:
 
     The files are those of all ranks that have a share; exactly one of them, the writer, adds the
     manifest and the name. All but the newest `keep` checkpoints are deleted, but not the best one.
-    The token is the same on every rank, and differs from that of any other run. `log` is called
-    with a sentence for the user when a checkpoint cannot be written; the ranks have so much time to
-    write their files of one.
+    The token is the same on every rank, and differs from that of any other run.
     """
 
     def __init__(
@@ -77,9 +75,9 @@ class Saver:
     ) -> None:
         """Copy this rank's share of the state, and begin to write it in a thread.
 
-        This waits for an earlier checkpoint that is still being written. The writer fills in the
-        files of the manifest. Tensors on the CPU that are `stored`, such as those of a mapped file,
-        are written without a copy: nobody may change them before `finish` has returned.
+        This waits for an earlier checkpoint that is still being written. Tensors that are `stored`,
+        such as those of a mapped file, are written without a copy: nobody may change them before
+        `finish` has returned.
         """
         self.finish()
         copies = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in state.items()}

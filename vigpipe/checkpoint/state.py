@@ -66,10 +66,7 @@ def _model_tensors(rank_state: "RankState") -> dict[str, Tensor]:
 
 
 def residuals(rank_state: "RankState") -> dict[str, Tensor]:
-    """Return what this replica has left out of sums of gradients; the names tell which it is.
-
-    Replicas with steps of their own have residuals among all that is theirs, see `named_tensors`.
-    """
+    """Return what this replica alone has left out of sums of gradients, named with its number."""
     compressor = rank_state.reducer.compressor
     if compressor is None or rank_state.mesh.shards.rank > 0:  # the others have the same
         return {}
@@ -104,10 +101,7 @@ def replica_prefix(number: int) -> str:
 def share_of(
     state: Mapping[str, Tensor], replica_index: int, num_replicas: int
 ) -> dict[str, Tensor]:
-    """Choose the tensors that one replica writes, of a state that all replicas of a stage have.
-
-    All replicas together write every tensor once, and each writes about as many bytes.
-    """
+    """Choose what one replica of a stage writes: a share of the tensors, of about as many bytes."""
     loads = [0] * num_replicas
     share: dict[str, Tensor] = {}
     for name in sorted(state, key=lambda name: (-state[name].nbytes, name)):
@@ -119,11 +113,7 @@ def share_of(
 
 
 def needed_tensors(rank_state: "RankState", available: Collection[str]) -> list[str]:
-    """List, sorted, the tensors of a checkpoint that this rank needs, whose state is newly made.
-
-    These are the tensors of the model, and what the checkpoint has for their optimizer and for
-    compressed sums of gradients.
-    """
+    """List, sorted, which tensors of a checkpoint this rank needs, whose state is newly made."""
     names = set(_model_tensors(rank_state) | _loss_scale_tensors(rank_state.trained))
     parameters = rank_state.trained.parameters()
     of_optimizer = [name for name in available if name.startswith("optimizer/")]
@@ -161,7 +151,7 @@ def check_fits(name: str, tensor: Tensor, target: Tensor, where: str) -> None:
 
 
 def restore(rank_state: "RankState", tensors: Mapping[str, Tensor], where: str) -> None:
-    """Copy a checkpoint's tensors, those of `needed_tensors`, into this rank's newly made state.
+    """Copy the tensors that `needed_tensors` has named into this rank's newly made state.
 
     InputError if one is missing, or has another shape or dtype than the model's.
     """

@@ -45,10 +45,7 @@ def gather_named(
 
 
 def save_run_weights(rank_state: "RankState", path: Path) -> None:
-    """Write the weights of all stages, with metadata for using them; all ranks call this.
-
-    InputError if the file cannot be written.
-    """
+    """Write the weights of all stages and their metadata, or InputError; all ranks call this."""
     last = rank_state.run.layout.pipeline_size - 1
     state = gather_named(rank_state.trained.state(), rank_state.mesh.pipeline_group, last)
     if state is not None and rank_state.is_writer:
@@ -58,11 +55,7 @@ def save_run_weights(rank_state: "RankState", path: Path) -> None:
 def save_weights(
     path: Path, state: dict[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write a state dict, named as in the unsplit model, as safetensors.
-
-    The metadata are the texts that `model.metadata.read_metadata` returns. InputError if the file
-    cannot be written.
-    """
+    """Write an unsplit model's state dict, with metadata of `model.metadata`, or InputError."""
     tensors = {name: tensor.contiguous() for name, tensor in state.items()}
     with told_if_unwritable(str(path), MAKE_ROOM), replacing(path) as partial:
         write_tensors(partial, tensors, {"format": "pt", **(metadata or {})})
@@ -72,10 +65,10 @@ def save_weights(
 def save_rows(
     path: Path, tensors: Shapes, metadata: Mapping[str, str] | None = None
 ) -> Iterator[dict[str, Tensor]]:
-    """Write weights that are never whole in memory, as `save_weights` would, errors included.
+    """Write weights that are never whole in memory, as `save_weights` would.
 
-    Yielded are the tensors of the new file, mapped, all zeros; what is written to them is in the
-    file. It replaces an older one when the context ends.
+    Yielded are the new file's tensors, mapped, all zeros; what is written to them is in the file.
+    It replaces an older one when the context ends.
     """
     with told_if_unwritable(str(path), MAKE_ROOM), replacing(path) as partial:
         yield mapped.create(partial, tensors, {"format": "pt", **(metadata or {})})

@@ -33,11 +33,11 @@ def export_wide(
     num: int,
     chosen: Chosen | None,
 ) -> None:
-    """Write the wide model's weights from a checkpoint of its `num` sub-models.
+    """Write the wide model's weights from a checkpoint of its `num` sub-models, or InputError.
 
     The slicing is that of the wide model. `chosen` says which channels of each group a sub-model
     has in the round of the checkpoint; None if no step of it has been taken, so that the rows are
-    the whole model. InputError as of `wide_shapes` and `save_rows`.
+    the whole model.
     """
     found: dict[str, Tensor] = {}
     for name in manifest.files:
@@ -61,10 +61,9 @@ def wide_shapes(
     rows: Sequence[Mapping[str, Tensor]],
     where: str,
 ) -> Shapes:
-    """Return dtypes and shapes of a wide model, and check that those of all its parts fit.
+    """Return dtypes and shapes of a wide model, if those of all its parts fit; else InputError.
 
-    The parts are the tensors of each sub-model, and the rows what each owner has of the wide model,
-    by name. InputError, which begins with where they come from, if one is missing or misshapen.
+    The parts are the tensors of each sub-model, and the rows what each owner has of the wide model.
     """
     shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
     for name, sides in slicing.sides.items():

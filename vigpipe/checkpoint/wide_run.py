@@ -23,11 +23,10 @@ Tile = tuple[slice, ...]
 
 
 def save_wide_weights(rank_state: "RankState", path: Path) -> None:
-    """Write the weights of all stages of the wide model; all ranks call this.
+    """Write the weights of all stages of the wide model, or InputError; all ranks call this.
 
     Every rank sends what it stores, tile by tile, to the one that writes the run's files. That of
-    another stage passes through the first replica's rank of this stage. InputError if the file
-    cannot be written.
+    another stage passes through the first replica's rank of this stage.
     """
     run, rows, mesh = rank_state.run, rank_state.wide_rows, rank_state.mesh
     assert rows is not None
@@ -60,10 +59,7 @@ class _Route:
         return self._here == (owner, stage)
 
     def carry(self, own: Tensor | None, like: Tensor, owner: int, stage: int) -> Tensor | None:
-        """Send, pass on or receive a tile of a stage; return it on the rank that writes, else None.
-
-        It comes from the rank of this stage in the pipeline of its owner.
-        """
+        """Take a tile from its owner's rank of a stage to the one that writes, which returns it."""
         tile, (_, last) = own, self._writer
         if self.begins_here(owner, stage) and owner > 0:
             assert own is not None

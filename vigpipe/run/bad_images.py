@@ -12,9 +12,6 @@ Item = TypeVar("Item")
 def find_bad_images_together(
     load: Callable[[Item], object], share: Sequence[Item], world_size: int
 ) -> frozenset[Item]:
-    """Decode every image once, each rank its share, and return the unreadable ones of all shares.
-
-    All ranks call this.
-    """
+    """Decode images, each rank its share; return the unreadable ones of all, to all ranks."""
     bad = run_with_heartbeats(lambda: list(find_bad_images(load, share)), world_size)
     return frozenset(image for images in all_gather_values(bad, world_size) for image in images)

@@ -30,7 +30,6 @@ class EventsFile:
 
     The file begins with the rows of an earlier run that this one goes on with, or of this start so
     far; then come the facts of this start, from `start_facts`, unless it has begun already.
-    InputError if the file cannot be written.
     """
 
     def __init__(self, folder: Path, start: Mapping[str, Any] | None, earlier: bytes = b"") -> None:
@@ -65,10 +64,7 @@ def open_events(run: Run, folder: Path, num_bytes: int | None) -> EventsFile:
 
 
 def take_over_events(run: Run, folder: Path, num_bytes: int | None) -> EventsFile:
-    """Go on with the record of a run whose writer was lost.
-
-    The first `num_bytes` of what is there count; None if the lost one has not begun it.
-    """
+    """Go on with the first bytes of a record whose writer was lost; None if it has not begun it."""
     if num_bytes is None:
         return EventsFile(folder, start_facts(run))
     return EventsFile(folder, None, read_bytes(folder / EVENTS, MOST_ROWS)[:num_bytes])
@@ -86,10 +82,7 @@ def start_facts(run: Run, num_threads: int | None = None) -> dict[str, Any]:
 
 
 def recorded_replicas(folder: Path) -> int | None:
-    """Return how many replicas or hosts took steps of their own in a run.
-
-    None if its record does not say so, which `read_events` then explains.
-    """
+    """Return how many replicas or hosts took steps of their own in a run, if its record says so."""
     path = folder / EVENTS
     if not path.is_file():
         return None
@@ -103,8 +96,7 @@ def recorded_replicas(folder: Path) -> int | None:
 def read_events(folder: Path, run: Run, num_threads: int | None = None) -> list[Recorded]:
     """Read what each replica of the run in a folder did, so that a run can do it again.
 
-    By default a rank has as many threads as this process. InputError if the file is missing or
-    malformed, or the run was another one.
+    InputError if the file is missing or malformed, or the run was another one.
     """
     path, now = folder / EVENTS, start_facts(run, num_threads)
     if not path.is_file():

@@ -303,10 +303,7 @@ def _check_divisible(config: TrainConfig, job: Job, model: StagedModel) -> None:
 
 
 def _num_teams(config: TrainConfig, layout: Layout, ranks_on_host: int | None) -> int:
-    """Return how many teams the replicas form, each of those that take every step together.
-
-    InputError if --gossip-between hosts meets replicas that are spread over hosts.
-    """
+    """Return how many teams the replicas form, each of those that take every step together."""
     if config.strategy == "synchronous":
         return 1
     if config.gossip_between != "hosts":

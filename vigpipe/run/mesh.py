@@ -43,8 +43,7 @@ class Mesh:
 def make_mesh(run: Run, rank: int, *, alone: bool = False, shards: Shards | None = None) -> Mesh:
     """Make a rank's groups; with several ranks, all of them call this together.
 
-    A rank that is alone has no peers, whatever the layout is; `shards` then stands for the ranks
-    that share its batch.
+    A rank alone has no peers, whatever the layout; `shards` then stands for those of its batch.
     """
     layout, config = run.layout, run.config
     groups = Groups()

@@ -16,10 +16,7 @@ T = TypeVar("T")
 
 
 def all_events(membership: Membership, world_size: int) -> list[dict[str, Any]]:
-    """Return the events that all ranks have noted, in a run without files; all ranks call this.
-
-    Each rank does so after its last item.
-    """
+    """Return the events of all ranks, in a run without files; each calls this at its end."""
     all_gather_values(None, world_size)  # the last one has told by now
     return [event for parcel in membership.inbox().take() for event in parcel["events"]]
 

@@ -9,10 +9,7 @@ from vigpipe.run.facts import Run
 
 
 class OwnOrder:
-    """A feed that is asked for items of a run of sub-networks (`Run.in_batches`); see `Feed`.
-
-    It takes its batches from the feed of a run on a single replica.
-    """
+    """A sub-network's batches (`Run.in_batches`), from the feed of a run on a single replica."""
 
     def __init__(self, feed: Feed, run: Run) -> None:
         self._feed, self._run = feed, run

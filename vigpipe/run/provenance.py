@@ -20,10 +20,7 @@ _PACKAGES = ("torch", "torchvision", "torch-geometric", "timm", "numpy", "scikit
 
 
 def origin(device: torch.device, ranks: str | None = None) -> str:
-    """Describe the origin of a result as a Markdown list: command, commit, hardware, versions.
-
-    `ranks` says in words what each rank used; by default the number of threads of this rank.
-    """
+    """Describe as a Markdown list where a result is from; `ranks` says what each rank used."""
     facts = provenance()
     ranks = ranks or f"{torch.get_num_threads()} thread(s) a rank"
     return (

@@ -99,10 +99,7 @@ class RankState:
 
     @contextmanager
     def timed(self, phase: Phase, number: int, fill: Fill | None = None) -> Iterator[None]:
-        """Record what happens in this context as a numbered training step or evaluation batch.
-
-        `fill` says how full its batch is; None where every step has the same one.
-        """
+        """Record this context as a numbered step or test batch, which is as full as `fill`."""
         if self.recorder is None:
             yield
             return

@@ -32,8 +32,7 @@ def step_row(
 ) -> dict[str, Any]:
     """Make the row of an optimizer step; steps and epochs are counted from 1.
 
-    `rates` is what the job says of the step's samples (`JobScores.rates`). `whose` are replica and
-    item, where replicas take steps of their own; with a server, also staleness.
+    `whose` are replica and item, where replicas take steps of their own; with a server, staleness.
     """
     return {
         "step": step,
@@ -59,11 +58,9 @@ def gradients_row(
 class RunRecord:
     """Writes the files of a run while it goes on; only one rank of a run has a record.
 
-    Rows that a full disk refuses are kept in memory and written together with a later row; `log` is
-    called with a sentence for the user. Of an earlier run that this run continues, the rows of
-    `steps_done` steps count, and at most so many bytes; those of later steps are dropped, and so is
-    a line that a crash cut off. A rank that `takes_over` goes on with the files of one that was
-    lost in this run. InputError if files cannot be written, or the tracker cannot be opened.
+    Rows that a full disk refuses are kept in memory and written together with a later row. Of an
+    earlier run that goes on, the rows of `steps_done` steps count, and at most so many bytes; not
+    what a crash cut off. A rank that `takes_over` goes on with the files of a lost one.
     """
 
     def __init__(

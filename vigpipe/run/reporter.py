@@ -35,10 +35,7 @@ class TakenStep(NamedTuple):
 
 
 class Reporter:
-    """Tells the user of a run. Every rank has one; only that of the rank that writes is heard.
-
-    As a context it closes the run's files in the end.
-    """
+    """Tells the user of a run, and closes its files. Only that of the rank that writes is heard."""
 
     progress: RunProgress
     record: RunRecord | None = None  # the run's files, on the rank that writes
@@ -63,8 +60,7 @@ class Reporter:
     def begin(self, loss: float | None = None, num_bytes: int | None = None) -> None:
         """Open the run's files, and its tracker, whose server may be far away; all ranks call this.
 
-        If the run goes on from an earlier one, `loss` is that of its last step, and `num_bytes` of
-        its rows count; None for all up to its last step.
+        If the run goes on, `loss` is that of the last step, and so many bytes of its rows count.
         """
         run, step = self._state.run, self._state.step
         self.loss = loss

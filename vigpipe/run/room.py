@@ -16,10 +16,7 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 
 def check_room(run: Run, ranks_here: int) -> None:
-    """Check that what ranks keep of the weights fits into the memory of this host.
-
-    What passes through the layers comes on top.
-    """
+    """Check that what ranks keep of the weights fits into this host's memory; more comes on top."""
     config = run.config
     needed, room = needed_bytes(run, ranks_here), memory_bytes()
     if needed > room:

@@ -67,10 +67,7 @@ def _merge(rank_state: RankState, left: Counterparts, own_steps: OwnSteps) -> tu
 
 
 def take_over_merged(rank_state: RankState) -> int:
-    """Put together the wide model of what the sub-networks have put back; all ranks call this.
-
-    BatchNorm's statistics are estimated on some batches, whose number is returned.
-    """
+    """Put the sub-networks together; return how many batches BatchNorm's statistics are of."""
     run, merged = rank_state.run, rank_state.merged
     if merged is None:
         return 0

@@ -12,8 +12,7 @@ class SlowData:
     """Watches how long a run waits for its data, and says so once if it is long.
 
     A rank that runs ahead reads while its device is still busy with the step before, so that only
-    the rest of the reading is waiting. Images are read by worker processes, nodes of a graph by a
-    thread.
+    the rest of the reading is waiting.
     """
 
     def __init__(self, num_workers: int, *, runs_ahead: bool, unit: str = "images") -> None:
@@ -22,10 +21,7 @@ class SlowData:
         self._is_told = False
 
     def add(self, data_seconds: float, step_seconds: float) -> str | None:
-        """Take the times of one step; return a sentence, once, when the waiting for data is long.
-
-        `data_seconds` tells for how long the slowest rank waited for its batch.
-        """
+        """Take a step's times; return a sentence, once, when the waiting for data is long."""
         hidden = step_seconds if self._runs_ahead else 0.0
         self._recent.append((max(0.0, data_seconds - hidden), step_seconds))
         if self._is_told or len(self._recent) < WINDOW:

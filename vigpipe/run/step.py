@@ -115,9 +115,9 @@ def train_step(
 
 
 def apply_gradients(rank_state: RankState, pushed: Pushed) -> float:
-    """Take one step with the gradients of another replica, which are in place; return its rate.
+    """Take a step with another replica's gradients, which are in place; return the learning rate.
 
-    All ranks of the pipeline call this. The learning rate is that of the last layer.
+    All ranks of the pipeline call this.
     """
     trained = rank_state.trained
     groups = trained.optimizer.param_groups

@@ -49,10 +49,7 @@ class Stragglers:
         self._warm_up_left = WARM_UP
 
     def add(self, busy_seconds: Sequence[float]) -> list[Straggler]:
-        """Take the times of forwards and backwards in a step, and return ranks that became slow.
-
-        Ranks that were reported before and have not recovered are not returned.
-        """
+        """Take the times of forwards and backwards, by rank; return ranks that have become slow."""
         if self.layout.world_size == 1:
             return []
         if self._warm_up_left:

@@ -28,8 +28,7 @@ def summarize(
     """Describe a finished run and its results, on the rank that writes the run's files.
 
     The loss is that of the last step, None if it was skipped; the run began at `started` on
-    `time.perf_counter`. The accounts are what the ranks of each replica have counted; None if all
-    did the same.
+    `time.perf_counter`. The accounts, from `gather_accounts`, are None if all did the same.
     """
     run, layout = rank_state.run, rank_state.run.layout
     replicas = {}
@@ -75,10 +74,7 @@ def summarize(
 
 
 def gather_compression(rank_state: RankState) -> dict[str, Any] | None:
-    """Gather how many bytes replica 0 has sent for the sums of every step; all ranks call this.
-
-    A ring would have sent `bytes_of_ring` instead. None if gradients travel whole.
-    """
+    """Gather how many bytes replica 0 has sent for the sums of every step; all ranks call this."""
     compressor, layout = rank_state.reducer.compressor, rank_state.run.layout
     if compressor is None:
         return None
@@ -94,11 +90,7 @@ def gather_compression(rank_state: RankState) -> dict[str, Any] | None:
 
 
 def gather_sent(rank_state: RankState) -> dict[str, int] | None:
-    """Add up the bytes that the ranks of a replica have sent one another; all of them call this.
-
-    The bytes since the start, evaluations included, are told apart by what they were for. None if
-    there is one rank.
-    """
+    """Add up the bytes that a replica's ranks have sent one another, by purpose; all call this."""
     shards = rank_state.mesh.shards
     if shards.size == 1:
         return None
@@ -111,10 +103,9 @@ def gather_accounts(
     own: Mapping[str, Any],
     share: Callable[[Any], dict[int, Any]] | None = None,
 ) -> list[list[dict[str, Any]]]:
-    """Gather what all ranks have counted; all of them call this with their own counts.
+    """Gather what all ranks have counted, by team of replicas; all call this with their own counts.
 
-    `share` returns the values of all ranks that are left; by default all are. Returned are those of
-    the ranks of each team of replicas, first rank first, without lost ones; a server comes last.
+    `share` returns the values of all ranks that are left; by default all are. A server comes last.
     """
     layout = rank_state.run.layout
     own = {**own, "peak_bytes": peak_bytes(rank_state.device)}
