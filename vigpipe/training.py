@@ -56,7 +56,7 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
         # If this rank dies from now on, its launcher may keep the others.
         note_met(Path(os.environ[FOLDER_VARIABLE]), rank)
     try:
-        with training.reporter:
+        with contextlib.closing(training.reporter):
             return training.carry_out()
     except Exception as error:
         return training.fail(error)

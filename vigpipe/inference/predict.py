@@ -125,7 +125,8 @@ def predict(rank_state: RankState, paths: Sequence[Path]) -> Iterator[Prediction
             prepack(model, dtype)
     names = job.source.class_names
     num_done = 0
-    for batch in rank_state.feed.test_batches(("test",), *rank_state.scorers[:2]):
+    scorers = rank_state.scorers
+    for batch in rank_state.feed.test_batches(("test",), scorers.size, scorers.rank):
         logits = pipeline.logits(batch)
         if logits is None:
             continue

@@ -129,7 +129,8 @@ def predict_nodes(
         FloatingPointError: a node's logits are NaN or infinite.
     """
     graph = _job(rank_state.run).graph
-    (batch,) = rank_state.feed.test_batches(("test",), *rank_state.scorers[:2])
+    scorers = rank_state.scorers
+    (batch,) = rank_state.feed.test_batches(("test",), scorers.size, scorers.rank)
     logits = rank_state.pipeline.logits(batch)
     if logits is None:
         return

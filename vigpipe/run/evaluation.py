@@ -10,7 +10,7 @@ from vigpipe.job.score import Score, Scores
 from vigpipe.launch.device import ToHost
 from vigpipe.parallel.agreement import NOTHING_WANTED, agree, run_with_heartbeats
 from vigpipe.parallel.counterparts import Counterparts
-from vigpipe.run.rank import RankState, Scorers
+from vigpipe.run.rank import RankState
 
 MOST_AHEAD = 2  # batches that are handed to a GPU ahead of what it does; they take pinned memory
 
@@ -50,16 +50,15 @@ def evaluate(
     run, pipeline, merged = rank_state.run, rank_state.pipeline, rank_state.merged
     logits_of = pipeline.logits if merged is None or own else merged.logits
     tally = run.job.tally(splits, rank_state.device)
-    alone = Scorers(1, 0, Counterparts(None))
-    num_pipelines, pipeline_index, counterparts = alone if own else rank_state.scorers
-    batches = rank_state.feed.test_batches(splits, num_pipelines, pipeline_index, most)
+    scorers = Counterparts(None) if own else rank_state.scorers
+    batches = rank_state.feed.test_batches(splits, scorers.size, scorers.rank, most)
     done: deque[ToHost] = deque()  # batches that the device may still be busy with
     for number, batch in enumerate(batches, 1):
         done.append(ToHost(tally.sums[:1]))
         if len(done) > MOST_AHEAD:
             done.popleft().read()
         # What --timing reports of test batches is of test samples only.
-        fill = run.job.fill_of_test(run.batch_layout, num_pipelines, batch.num_samples)
+        fill = run.job.fill_of_test(run.batch_layout, scorers.size, batch.num_samples)
         with rank_state.timed("test", number, fill) if "test" in splits else nullcontext():
             if batch.by_layer:  # a stage may take longer than its peers would wait
                 work = partial(logits_of, batch)
@@ -69,9 +68,9 @@ def evaluate(
         if logits is not None:
             tally.add(batch, logits)
     sums = tally.sums
-    with counterparts.at_once():
+    with scorers.at_once():
         if pipeline.has_last:
-            sums = counterparts.gather(sums).sum(0)
+            sums = scorers.gather(sums).sum(0)
     sums = rank_state.mesh.shards.total(sums, "scores")
     outcome = ToHost(sums)
     if rank_state.runs_ahead:  # a lost peer is noticed while this rank waits for its GPU

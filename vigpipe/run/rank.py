@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import torch
 
@@ -40,14 +39,6 @@ from vigpipe.timing.clock import Stopwatch, make_clock
 from vigpipe.timing.recorder import Phase, Recorder
 
 
-class Scorers(NamedTuple):
-    """The replicas that share an evaluation."""
-
-    num_pipelines: int
-    pipeline_index: int  # of this rank
-    counterparts: Counterparts  # the ranks with the same stages in these replicas
-
-
 @dataclass
 class RankState:
     """The state of one rank."""
@@ -60,7 +51,7 @@ class RankState:
     feed: Feed
     pipeline: Pipeline
     reducer: GradientReducer
-    scorers: Scorers
+    scorers: Counterparts  # the ranks with the same stages of replicas that share an evaluation
     merged: Merged | None  # a wide model of sub-networks, which is evaluated instead of its own
     writes_files: bool  # whether its replica writes the run's files
     recorder: Recorder | None  # None if the run is not timed
@@ -160,13 +151,12 @@ def make_rank_state(
     if has_graph:
         # The loss of a full step is the mean of its team's samples.
         pipeline.record_steps(record_graph, run.batch_size // run.batch_layout.num_teams)
-    scorers = Scorers(layout.team_size, layout.team_of(mesh.replica_index)[1], mesh.teammates)
-    merged = None
+    scorers, merged = mesh.teammates, None
     if isinstance(strategy, Subnetworks):
         rows = strategy.wide_rows
         merged = _merged(run, mesh, rows, pipeline)
         if run.job.merges_whole:
-            scorers = Scorers(rows.across_teams.size, rows.across_teams.rank, rows.across_teams)
+            scorers = rows.across_teams
     feed = run.job.feed(
         run.batch_layout,
         0 if run.has_subnetworks else mesh.replica_index,

@@ -83,10 +83,8 @@ class Reporter:
         self.record = RunRecord(*facts, takes_over=True)
         return self.record
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the run's files."""
         if self.record is not None:
             self.record.close()
 

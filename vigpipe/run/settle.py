@@ -11,7 +11,7 @@ from vigpipe.replication.own_steps import OwnSteps
 from vigpipe.replication.strategy import Item
 from vigpipe.run.batches import read_batch
 from vigpipe.run.evaluation import evaluate, evaluate_passes
-from vigpipe.run.rank import RankState, Scorers
+from vigpipe.run.rank import RankState
 
 MOST_STEPS = 20  # batches that BatchNorm's statistics are estimated with
 
@@ -21,7 +21,7 @@ def share_evaluation(rank_state: RankState, left: Counterparts) -> None:
     run = rank_state.run
     if rank_state.merged is not None:  # all of them take every sample through it
         return
-    rank_state.scorers = Scorers(left.size, left.rank, left)
+    rank_state.scorers = left
     if run.layout.has_server:
         rank_state.trained.copy_from(left.size - 1, left)
 
