@@ -65,11 +65,8 @@ def run_world(
     trains: bool,
     main: str,
 ) -> int:
-    """Work as one of a run's ranks, or start all on this host and wait; return the exit code.
-
-    Only `start.run_on_ranks` calls this, and says what the arguments are; it has checked the
-    options as far as they go alone. The run's folder is added to `failures` once it is known.
-    """
+    """Work as a rank of a run, or start all on this host and wait; see `start.run_on_ranks`."""
+    # The options have been checked as far as they go alone. `failures` learns the run's folder.
     timeout = meeting_seconds = config.timeout
     if timeout is None:
         # One rank may compile for minutes while the others wait for what it computes.

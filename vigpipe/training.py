@@ -47,10 +47,7 @@ from vigpipe.timing.clock import read_clocks
 
 
 def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
-    """Train as one rank; the rank that knows the loss writes the run's files into the folder.
-
-    SAVED is returned if the run was asked to stop and has left a checkpoint, else DONE.
-    """
+    """Train as one rank; return SAVED if it was stopped and has left a checkpoint, else DONE."""
     training = Training(run, rank, device, folder)
     if FOLDER_VARIABLE in os.environ:
         # If this rank dies from now on, its launcher may keep the others.
@@ -335,10 +332,8 @@ class Training(Loop):
 
 
 def has_copies(rank_state: RankState) -> bool:
-    """Whether other ranks have all that this one has, so that what is left of them can be saved.
-
-    With --compress they have not: each replica has left out other numbers.
-    """
+    """Whether other ranks have all that this one has, so that what is left of them can be saved."""
     layout = rank_state.run.layout
     is_alone = layout.num_replicas * layout.num_shards == 1
+    # With --compress they have not: each replica has left out other numbers.
     return not is_alone and rank_state.own_steps is None and rank_state.reducer.compressor is None

@@ -11,10 +11,8 @@ from vigpipe.run.facts import Run
 
 
 def check_training(run: Run, num_threads: int) -> None:
-    """Raise InputError if --replay or --resume cannot be followed, by the files of earlier runs.
-
-    The ranks, each of which will have so many threads, look at them once more, each byte included.
-    """
+    """Raise InputError if the files of earlier runs do not let --replay or --resume be followed."""
+    # The ranks, each of which will have so many threads, look at the files once more, each byte.
     replay = run.config.replay
     if replay is not None:
         check_same_options(replay, run)

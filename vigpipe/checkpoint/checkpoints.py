@@ -19,11 +19,7 @@ from vigpipe.run.rank import RankState
 
 
 class Checkpoints:
-    """Saves one rank's share of the checkpoints of a run; all ranks construct this together.
-
-    `resumed` is the manifest of the checkpoint that the run goes on from, if it does. `best` is the
-    best evaluation so far; None without --keep-best.
-    """
+    """Saves one rank's share of the checkpoints of a run; all ranks construct this together."""
 
     def __init__(
         self,
@@ -42,6 +38,7 @@ class Checkpoints:
             for shard in range(layout.num_shards)
             for pipeline_rank in range(layout.pipeline_size)
         }
+        # The best evaluation so far; None without --keep-best.
         self.best = None if resumed is None else best_in(resumed, folder)
         self._saver = Saver(
             folder,

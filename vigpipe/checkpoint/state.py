@@ -75,7 +75,7 @@ def residuals(rank_state: "RankState") -> dict[str, Tensor]:
 
 
 def _old_residuals(names: Collection[str], rank_state: "RankState") -> dict[str, list[str]]:
-    """Name the terms of each residual that this replica goes on with, in order of old replicas.
+    """Name, by residual, the terms of a checkpoint that this replica goes on with; it adds them up.
 
     Of D replicas, replica r takes those of the old replicas r, r + D, r + 2 D ..., so that the sum
     over all replicas stays what it was.

@@ -26,13 +26,11 @@ from vigpipe.run.folder import EVENTS, MAKE_ROOM
 
 
 class EventsFile:
-    """Appends events of all replicas; only one rank of a run has it.
-
-    The file begins with the rows of an earlier run that this one goes on with, or of this start so
-    far; then come the facts of this start, from `start_facts`, unless it has begun already.
-    """
+    """Appends events of all replicas, and facts of each start; only one rank of a run has it."""
 
     def __init__(self, folder: Path, start: Mapping[str, Any] | None, earlier: bytes = b"") -> None:
+        # `earlier` are the rows of a run that this one goes on with, or of this start so far, which
+        # has begun already if its facts, from `start_facts`, are None.
         self._path = folder / EVENTS
         with told_if_unwritable(str(self._path), MAKE_ROOM):
             with replacing(self._path) as partial:

@@ -76,7 +76,9 @@ class Run:
     @property
     def batch_layout(self) -> Layout:
         """The layout whose replicas share a batch: each sub-network takes whole ones."""
-        return batch_layout(self.config, self.layout)
+        if not self.has_subnetworks:
+            return self.layout
+        return replace(self.layout, num_replicas=1, num_teams=1)
 
     def in_batches(self, item: int) -> tuple[Layout, int]:
         """Return the layout whose replicas share a batch, and the number that an item has in it.
@@ -154,15 +156,13 @@ class Run:
         return self.make_wide_model()
 
     def rates(self) -> dict[str, tuple[float, float]]:
-        """Return the rate scale and the weight decay of every parameter of the unsplit model.
-
-        timm groups the parameters: biases, norms and those in `no_weight_decay` do not decay, and
-        --layer-decay multiplies the learning rate by that factor for every layer before the last.
-        """
+        """Return the rate scale and the weight decay of every parameter of the unsplit model."""
         from timm.optim import param_groups_layer_decay  # pyright: ignore[reportPrivateImportUsage]
 
         assert self.config.weight_decay is not None
         model = self.wide_model
+        # Biases, norms and those in `no_weight_decay` do not decay, and --layer-decay multiplies
+        # the learning rate by that factor for every layer before the last.
         groups = param_groups_layer_decay(
             model,
             self.config.weight_decay,
@@ -256,10 +256,11 @@ def prepare(
             f"--compile with --recompute {config.recompute}: a compiled block cannot tell a "
             "repetition from a first run, and BatchNorm would count twice; leave one out"
         )
-    job.check(batch_layout(config, layout), model, plan)
-    if config.strategy == "subnetworks":
-        _check_divisible(config, job, model)
     order = {name: i for i, (name, _) in enumerate(model.named_parameters())}
+    run = Run(config, job, layout, plan, order, dtype)
+    job.check(run.batch_layout, model, plan)
+    if run.has_subnetworks:
+        _check_divisible(config, job, model)
     notes = [*(str(warning.message) for warning in caught), *job.notes]
     if config.average is not None and layout.num_teams == 1:
         what = "replica" if layout.num_replicas == 1 else "host"
@@ -267,14 +268,7 @@ def prepare(
     if config.compress != "none":
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         notes += notes_on_compression(config, shapes, dtype.itemsize, layout.num_teams)
-    return Run(config, job, layout, plan, order, dtype, tuple(notes))
-
-
-def batch_layout(config: TrainConfig, layout: Layout) -> Layout:
-    """Return the layout whose replicas share a batch: each sub-network takes whole ones."""
-    if config.strategy != "subnetworks":
-        return layout
-    return replace(layout, num_replicas=1, num_teams=1)
+    return replace(run, notes=tuple(notes))
 
 
 def _check_divisible(config: TrainConfig, job: Job, model: StagedModel) -> None:

@@ -21,10 +21,7 @@ def step_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def steps_by_replica(rows: Iterable[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
-    """Return the rows of optimizer steps of each replica that takes steps of its own.
-
-    Where replicas take every step together, rows name none, and are those of replica 0.
-    """
+    """Return the rows of optimizer steps by replica; 0 if all take every step together."""
     by_replica: dict[int, list[dict[str, Any]]] = {}
     for row in step_rows(rows):
         by_replica.setdefault(row.get("replica", 0), []).append(row)

@@ -10,10 +10,7 @@ NUM_TAKEN = 2000  # steps taken in a row before the scale is doubled; each one s
 
 
 class LossScale:
-    """The factor of the loss, a power of two, which follows what the gradients bear.
-
-    All of it stays on the device, and every rank has the same: all of them take a step or none.
-    """
+    """The factor of the loss, a power of two; every rank has the same, on its device."""
 
     def __init__(self, device: torch.device) -> None:
         self.factor = torch.full((), FIRST, device=device)

@@ -22,11 +22,9 @@ def make_optimizer(config: TrainConfig, groups: Sequence[dict[str, Any]]) -> tor
 
 
 def first_state(config: TrainConfig, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-    """Return what the optimizer keeps of a single number before its first step: zeros, by kind.
-
-    A kind of which there is one number for each weight, such as a moment, has one dimension; one of
-    which there is a single number for a whole parameter, such as the step, has none.
-    """
+    """Return what the optimizer keeps of a number before its first step: zeros, by kind."""
+    # A kind with one number for each weight, such as a moment, has one dimension; one with a single
+    # number for a whole parameter, such as the step, has none.
     number = nn.Parameter(torch.zeros(1, dtype=dtype, device=device))
     number.grad = torch.zeros_like(number)
     optimizer = make_optimizer(config, [{"params": [number]}])

@@ -24,9 +24,8 @@ def all_events(membership: Membership, world_size: int) -> list[dict[str, Any]]:
 class Others:
     """The other replicas, as the training loop sees them.
 
-    If replicas take steps of their own, membership knows those that are left. Otherwise it is None:
-    nobody can be lost without ending the run, and the rank that writes knows every row. The peers
-    are then all ranks, and the counterparts those with the same stages among them.
+    The membership is None if all take every step together: nobody can be lost without ending the
+    run, and the rank that writes knows every row. The peers are then all ranks.
     """
 
     def __init__(

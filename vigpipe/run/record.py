@@ -118,11 +118,8 @@ class RunRecord:
         self._count(row)
 
     def add_evaluation(self, epoch: int, scores: Mapping[str, Any]) -> float | None:
-        """Append the row of an evaluation (`Scores.as_row`), and return the epoch's training loss.
-
-        That is the mean over the training samples, each as of its own step; None if all steps of
-        the epoch were skipped.
-        """
+        """Append the row of an evaluation (`Scores.as_row`); return the epoch's training loss."""
+        # The mean over the training samples, each as of its own step; None if all were skipped.
         has_steps = self._epoch == epoch and self._num_samples > 0
         loss = self._loss_sum / self._num_samples if has_steps else None
         self.add(epoch=epoch, **({} if loss is None else {"training_loss": loss}), **scores)

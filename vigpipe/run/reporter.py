@@ -178,10 +178,8 @@ class Reporter:
 
 
 def _is_overflow(step: HandedStep, peers: Peers) -> bool:
-    """Whether it was the factor of the loss that was too much for the gradients; all peers ask.
-
-    A loss that is not finite itself is not mended by a smaller factor.
-    """
+    """Whether it was the factor of the loss that was too much for the gradients; all peers ask."""
+    # A loss that is not finite itself is not mended by a smaller factor.
     losses = all_gather_values(step.loss, *peers)
     return all(loss is None or math.isfinite(loss) for loss in losses)
 

@@ -34,11 +34,7 @@ def check_room(run: Run, ranks_here: int) -> None:
 
 
 def needed_bytes(run: Run, ranks_here: int) -> int:
-    """Count the bytes that the ranks of a host keep of the weights while a checkpoint is written.
-
-    The last step always writes one. Before the first, each rank has made the whole model, to cut
-    its stages from it.
-    """
+    """Count the bytes that a host's ranks keep of the weights while a checkpoint is written."""
     config, layout = run.config, run.layout
     assert config.opt is not None
     model, num_wide = run.wide_model, 0
@@ -58,6 +54,7 @@ def needed_bytes(run: Run, ranks_here: int) -> int:
         written = (state + optimizer) / num_copies + residual  # each writes its own residual
         numbers = models_here * (held + optimizer + written)
     num_weights = _num_weights(shapes)
+    # The last step always writes one. Before the first, each rank has made the whole model.
     needed = max(num_weights * numbers + models_here * num_wide, ranks_here * num_weights)
     return math.ceil(needed * run.dtype.itemsize)
 
@@ -80,15 +77,12 @@ def _num_left_out(run: Run) -> int:
 
 
 def _num_in_sums(run: Run) -> int:
-    """Count the numbers, each as large as a weight, that the sum of a weight's gradients takes.
-
-    In twice the precision it takes two, and where that is another dtype one more, rounded.
-    """
+    """Count the numbers, each as large as a weight, that the sum of a weight's gradients takes."""
     layout, sync = run.layout, run.config.sync or "double"
     is_sum = layout.team_size * layout.num_shards > 1 or layout.num_microbatches > 1
     if sync != "double" or not is_sum:
         return 1
-    return 2 if run.dtype == torch.float64 else 3
+    return 2 if run.dtype == torch.float64 else 3  # in twice the precision, and once rounded
 
 
 def _num_weights(shapes: Mapping[str, tuple[int, ...]]) -> int:

@@ -9,11 +9,7 @@ LEAST_SECONDS = 0.005  # Waiting for less cannot be told apart from noise.
 
 
 class SlowData:
-    """Watches how long a run waits for its data, and says so once if it is long.
-
-    A rank that runs ahead reads while its device is still busy with the step before, so that only
-    the rest of the reading is waiting.
-    """
+    """Watches how long a run waits for its data, and says so once if it is long."""
 
     def __init__(self, num_workers: int, *, runs_ahead: bool, unit: str = "images") -> None:
         self._num_workers, self._runs_ahead, self._unit = num_workers, runs_ahead, unit
@@ -22,6 +18,7 @@ class SlowData:
 
     def add(self, data_seconds: float, step_seconds: float) -> str | None:
         """Take a step's times; return a sentence, once, when the waiting for data is long."""
+        # A rank that runs ahead reads while its device is still busy with the step before.
         hidden = step_seconds if self._runs_ahead else 0.0
         self._recent.append((max(0.0, data_seconds - hidden), step_seconds))
         if self._is_told or len(self._recent) < WINDOW:

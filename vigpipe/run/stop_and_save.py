@@ -51,11 +51,7 @@ def parse_stop_before(text: str | None, env: Mapping[str, str]) -> float:
 
 
 class SaveAndStop:
-    """Decides when this rank wants to save and to stop; all ranks then agree.
-
-    The interval is between checkpoints; at `stop_at` on `time.monotonic`, the rank wants to stop.
-    If it is asked to and no step ends, it ends itself after the timeout, or when asked again.
-    """
+    """Decides when this rank wants to save and to stop; all ranks then agree."""
 
     why = ""  # this rank was asked to stop
     leaves = False  # whether it ends when the context does, as it also does after an exception
@@ -67,9 +63,10 @@ class SaveAndStop:
         has_peers: bool = False,
         timeout_seconds: float = math.inf,
     ) -> None:
-        self.interval, self.stop_at = interval, stop_at
+        self.interval, self.stop_at = interval, stop_at  # between checkpoints; a monotonic time
         self._last_asked: int | None = None
         self.has_peers = has_peers  # a launcher has started other ranks too
+        # Ends this rank if it was asked to stop and no step ends in time, or if asked again.
         self._second_signal = SecondSignal([signal.SIGTERM, signal.SIGINT], timeout_seconds)
         self.saved()
 
