@@ -112,18 +112,18 @@ def run_world(
     else:
         gpu = set_up_rank(config, run.layout, launch)
     check_device(run, gpu)
+    folder = Path()
+    if writes and launch.rank == 0:
+        folder = make_output_folder(config.out, writes, goes_on=goes_on, advice=advice)
     if starts_ranks:
         if writes:
-            folder = make_output_folder(config.out, writes, goes_on=goes_on, advice=advice)
             arguments = [*arguments, *(["--out", str(folder)] if config.out is None else [])]
             config = replace(config, out=folder)
         num_dispensable = run.layout.num_teams if trains and config.strategy in OUTLIVING else 0
         dispensable = [run.layout.ranks_of_team(team) for team in range(num_dispensable)]
         return _start_ranks(world_size, main, config, arguments, threads, dispensable)
 
-    folder = Path()
     if writes and launch.rank == 0:
-        folder = make_output_folder(config.out, writes, goes_on=goes_on, advice=advice)
         lock(folder)
         # An earlier run may have had more ranks. One rank alone has not removed its own record
         # either, because it learns its folder only now.
@@ -220,7 +220,6 @@ def _goes_on(config: TrainConfig) -> bool:
 
 
 def _without(arguments: Sequence[str], name: str) -> list[str]:
-    """Return the arguments without a flag and its value."""
     others: list[str] = []
     is_value = False
     for argument in arguments:

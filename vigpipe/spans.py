@@ -39,7 +39,6 @@ class Span(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Duration."""
         return self.end - self.start
 
 

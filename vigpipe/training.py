@@ -137,7 +137,6 @@ class Training(Loop):
             self._tell_lost()
 
     def _wishes_after(self, step: int) -> Status:
-        """Return what this rank wants after a step's index."""
         is_save_due = self._state.is_writer and self._save_and_stop.is_save_due(step + 1)
         return Status(stop=self._save_and_stop.is_stop_due(), save=is_save_due)
 

@@ -65,7 +65,6 @@ class Checkpoints:
 
     @property
     def folder(self) -> Path:
-        """The folder that holds the checkpoints."""
         return self._saver.folder
 
     @property

@@ -56,7 +56,6 @@ class Manifest:
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def text(self) -> str:
-        """Return the text of the manifest's file."""
         content = asdict(self)
         return json.dumps(
             {"format": FORMAT, "sha256": _digest(content), "checkpoint": content}, indent=1

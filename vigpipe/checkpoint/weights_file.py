@@ -1,10 +1,6 @@
-"""Write and read files of trained weights, whose names are those of the unsplit model.
+"""Write files of trained weights, whose names are those of the unsplit model, whatever the layout.
 
-One line loads such a file, whatever the layout of the run was:
-
-    model.load_state_dict(safetensors.torch.load_file("runs/<time>/model.safetensors"))
-
-The file's metadata say which model it is and what its images look like (`model.metadata`).
+Their metadata say which model it is and what its images look like (`model.metadata`).
 """
 
 import contextlib

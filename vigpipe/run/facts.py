@@ -70,7 +70,6 @@ class Run:
 
     @property
     def has_subnetworks(self) -> bool:
-        """Whether replicas train sub-models."""
         return self.config.strategy == "subnetworks"
 
     @property
@@ -94,7 +93,6 @@ class Run:
         return self.batch_layout, epoch * self.steps_per_epoch + of_epoch
 
     def fill(self, item: int) -> Fill:
-        """Return how full the batch of an item's step is."""
         return self.job.fill(*self.in_batches(item))
 
     @property

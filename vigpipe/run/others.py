@@ -72,17 +72,14 @@ class Others:
         return new
 
     def num_lost(self) -> int:
-        """Return how many were lost since the start."""
         return 0 if self._membership is None else len(self._membership.lost())
 
     def together(self, work: Callable[[Counterparts], T]) -> T:
-        """Do work with all that are left."""
         if self._membership is None:
             return work(self._counterparts)
         return self._membership.together(work)
 
     def all_gather(self, value: Any) -> list[Any]:  # noqa: ANN401
-        """Return the values of all ranks; see `Membership.all_gather`."""
         if self._membership is None:
             return all_gather_values(value, *self._peers)
         return list(self._membership.all_gather(value).values())
@@ -92,12 +89,10 @@ class Others:
         return self._membership is not None and self._membership.is_to_write()
 
     def fail(self, *, is_own: bool) -> None:
-        """Tell the others that this rank fails; see `Membership.fail`."""
         if self._membership is not None:
             self._membership.fail(is_own=is_own)
 
     def finish(self) -> None:
-        """Write what is left, and close events.jsonl."""
         if self._inbox is not None:
             self.write()
             self._events.finish()

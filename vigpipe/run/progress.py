@@ -14,13 +14,10 @@ _HALF_A_MINUTE = Interval(seconds=30)
 class RunProgress:
     """The progress of a run; use it as a context around the steps.
 
-    Bar and lines tell the mean loss since the line before, or since the epoch began, unless there
-    were no samples, and the throughput: the images or nodes (`unit`) of the steps since the line
-    before over the time that these steps, and the waiting for their data, took; evaluations do not
-    count. The bar disappears at the end. Ranks that say nothing have a quiet console.
-
-    By default (--log-every) there is a line every 30 s, but never on a terminal. InputError if the
-    option cannot be parsed.
+    Bar and lines tell the mean loss since the line before, or since the epoch began, and the
+    throughput: the images or nodes (`unit`) of the steps since the line before over the time that
+    these steps, and the waiting for their data, took; evaluations do not count. By default
+    (--log-every) there is a line every 30 s, but never on a terminal.
     """
 
     def __init__(

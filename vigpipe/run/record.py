@@ -113,7 +113,6 @@ class RunRecord:
             self._is_full = True
 
     def add_step(self, row: Mapping[str, Any]) -> None:
-        """Append the row of an optimizer step, as `step_row` makes it."""
         self.add(**row)
         self._count(row)
 

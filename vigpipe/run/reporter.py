@@ -76,7 +76,6 @@ class Reporter:
         self.record = run_with_heartbeats(open_record, run.layout.world_size)
 
     def take_over(self) -> RunRecord:
-        """Go on with the files, after the replicas that wrote them were lost."""
         self.console.quiet = False
         config, step = self._state.run.config, self._state.step
         facts = self._folder, as_toml(config), step, self.log, config.track
@@ -84,12 +83,10 @@ class Reporter:
         return self.record
 
     def close(self) -> None:
-        """Close the run's files."""
         if self.record is not None:
             self.record.close()
 
     def log(self, sentence: str) -> None:
-        """Tell the user a sentence, on one line."""
         self.console.print(one_line(sentence), markup=False)
 
     def announce(self, event: str, message: str, step: int | None = None) -> None:
@@ -106,7 +103,6 @@ class Reporter:
             self.announce("straggler", str(straggler))
 
     def tell_complete(self) -> None:
-        """Tell of the steps that are complete by now."""
         while self._untold and self._untold[0].step.is_complete:
             self._tell(self._untold.popleft())
 
@@ -164,12 +160,10 @@ class Reporter:
         self.progress.add(*facts, pushed.num_samples, run.job.num_rows(*size))
 
     def skip_pushed(self, replica: int, step: int) -> None:
-        """Tell that no step is taken with the gradients of another replica."""
         what = f"step {step + 1}: the loss or a gradient of worker {replica} is NaN or infinite"
         self.announce("skipped", f"{what}; skipped", step + 1)
 
     def add_scores(self, epoch: int, scores: Scores) -> None:
-        """Record an evaluation, and tell the user."""
         if self.record is not None and scores.test is not None:
             training_loss = self.record.add_evaluation(epoch, scores.as_row())
             told = "" if training_loss is None else f"training loss {training_loss:.4f}; "

@@ -81,7 +81,6 @@ def take_over_merged(rank_state: RankState) -> int:
 
 
 def _keep_mean(rank_state: RankState, left: Counterparts, own_steps: OwnSteps) -> str:
-    """Average the replicas, and their moving averages."""
     team_size = rank_state.run.layout.team_size
     num = left.size // team_size
     what = f"{num} {'replicas' if team_size == 1 else 'hosts'}"

@@ -110,7 +110,6 @@ class SaveAndStop:
         return any(self.interval.is_over(s, since) for s in range(first, step + 1))
 
     def is_stop_due(self) -> bool:
-        """Whether this rank wants to save and stop after the current step."""
         self._second_signal.went_on()
         if not self.why and time.monotonic() >= self.stop_at:
             self.why = "the time limit is near"

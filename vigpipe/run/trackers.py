@@ -1,7 +1,6 @@
 """Where else the rows of metrics.jsonl go while a run trains (--track).
 
-A tracker gets every row as it is written: of steps, of evaluations and of events. Its package is
-not a dependency of vigpipe; only the rank that writes the run's files imports it.
+A tracker's package is no dependency; only the rank that writes the run's files imports it.
 """
 
 import contextlib
