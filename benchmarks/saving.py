@@ -40,7 +40,7 @@ def bench_checkpoint(
         saving: partial(_steps, rank_state, batch, partial(checkpoints.save, None, True)),
     }
     timings = alternate(contenders, alone, num_repeats, device)
-    checkpoints.finish()
+    checkpoints.saver.finish()
     if problems:
         raise RuntimeError(problems[0])
     if not rank_state.is_writer:

@@ -39,15 +39,14 @@ def run_on_ranks(
     """Run `work(run, rank, device, folder, **options)` on every rank; return the exit code.
 
     Under srun and torchrun, this process is one of the ranks. Otherwise it is the only rank, or it
-    starts the ranks of the layout on this host, which give the same command line, `arguments`, to
-    `main`. Errors in options and data are reported before any process group exists.
+    starts the ranks of the layout on this host, which give the same `arguments` to `main`. Errors
+    in options and data are reported before any process group exists.
 
-    `work` and `main` are named as "module:function". The work returns the exit code, None for 0.
-    Only ranks import it: a process that starts ranks must not wait for these imports. `writes` are
-    the names of what it writes into the output folder; without any, none is made. What `trains` may
-    be saved and resumed, and no rank waits long for another. With `any_strategy`, the work knows
-    replicas that take steps of their own, as a training run does. `check` raises for what else the
-    options are refused for, before anything else is done.
+    `work` and `main` are "module:function". Only ranks import the work, which returns None for 0:
+    a process that starts ranks must not wait for its imports. `writes` are names in the output
+    folder; without any, none is made. What `trains` may be saved and resumed, and no rank waits
+    long for another. With `any_strategy`, the work knows replicas that take steps of their own.
+    `check` raises for what else options are refused for, before anything else is done.
     """
     launch = from_environment(os.environ)
     # The ranks learn the name of a default folder only when they have met.

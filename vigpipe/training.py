@@ -200,7 +200,7 @@ class Training(Loop):
         )
 
     def flush(self) -> None:
-        run_with_heartbeats(self._checkpoints.finish, *self._state.strategy.peers)
+        run_with_heartbeats(self._checkpoints.saver.finish, *self._state.strategy.peers)
 
     def rest(self, step: int, *, stop: bool) -> None:
         self.complete()
@@ -224,22 +224,22 @@ class Training(Loop):
 
     def _stop(self, _: Counterparts) -> None:
         """Save and wait for the checkpoint, all ranks at once: launchers end the others."""
-        state, checkpoints = self._state, self._checkpoints
+        state, saver = self._state, self._checkpoints.saver
         if self._others.is_to_write() and not state.writes_files:
             self._write_files()
         self._save()
         self.flush()
-        told = self._others.all_gather([checkpoints.newest or 0, self._save_and_stop.why])
+        told = self._others.all_gather([saver.newest or 0, self._save_and_stop.why])
         why = next((why for _, why in told if why), "a replica that is lost was asked to stop")
         if max(newest for newest, _ in told) != state.step:
             raise InputError(
                 f"asked to stop ({why}), but the checkpoint of step {state.step} could not be "
-                f"written to {checkpoints.folder}; make room, and go on from the newest with "
+                f"written to {saver.folder}; make room, and go on from the newest with "
                 "--resume auto"
             )
         self.reporter.log(
             f"stopped after step {state.step} of {self._run.num_steps} ({why}) with a checkpoint "
-            f"in {checkpoints.folder}; go on with --resume auto"
+            f"in {saver.folder}; go on with --resume auto"
         )
 
     def _finish(self, left: Counterparts) -> None:
@@ -261,7 +261,7 @@ class Training(Loop):
         if state.trained.ema is not None:
             with state.trained.averaged():
                 save_run_weights(state, folder / AVERAGED_WEIGHTS)
-        self._checkpoints.finish()
+        self._checkpoints.saver.finish()
         reporter = self.reporter
         if reporter.record is None:
             return
@@ -297,9 +297,9 @@ class Training(Loop):
     def fail(self, error: Exception) -> int:
         """Do what is left to do when this rank fails; called while the error is handled.
 
-        Where all replicas are equal, what is left of them after one is lost is saved. Where
-        replicas take steps of their own, the others are told, and go on; one that cannot reach them
-        any more saves what it has, and SAVED is returned. Otherwise the error is raised.
+        Where all replicas are equal, what is left of them after one is lost is saved. Where they
+        take steps of their own, the others go on; one that cannot reach them any more saves what it
+        has, and SAVED is returned. Otherwise the error is raised.
         """
         self._others.fail(is_own=not is_lost_peer(error) and not isinstance(error, WorkerError))
         state, own_steps = self._state, self._state.own_steps

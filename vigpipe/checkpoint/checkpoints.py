@@ -40,7 +40,7 @@ class Checkpoints:
         }
         # The best evaluation so far; None without --keep-best.
         self.best = None if resumed is None else best_in(resumed, folder)
-        self._saver = Saver(
+        self.saver = Saver(
             folder,
             list(self._replica_of),
             rank_file_name(rank_state.mesh.pipeline_rank, self._copy),
@@ -63,19 +63,10 @@ class Checkpoints:
         shards = self.rank_state.mesh.shards
         return self.rank_state.mesh.replica_index * shards.size + shards.rank
 
-    @property
-    def folder(self) -> Path:
-        return self._saver.folder
-
-    @property
-    def newest(self) -> int | None:
-        """Step of the newest checkpoint that this rank has completed; only the writer does."""
-        return self._saver.newest
-
     def take_over(self) -> None:
         """Complete the checkpoints from now on, on the rank that writes the run's files."""
-        self._saver.is_writer = True
-        for checkpoint in list_checkpoints(self.folder)[:1]:
+        self.saver.is_writer = True
+        for checkpoint in list_checkpoints(self.saver.folder)[:1]:
             self.best = best_in(read_manifest(checkpoint), checkpoint)
 
     def is_best(self, scores: Scores) -> bool:
@@ -105,7 +96,7 @@ class Checkpoints:
         """
         rank_state, own_steps = self.rank_state, self.rank_state.own_steps
         layout = rank_state.run.layout
-        run_with_heartbeats(self._saver.finish, *rank_state.strategy.peers)
+        run_with_heartbeats(self.saver.finish, *rank_state.strategy.peers)
         num_copies = layout.team_size * layout.num_shards  # They share the writing of one state.
         own = share_of(named_tensors(rank_state), self._copy % num_copies, num_copies)
         prefix = replica_prefix(layout.state_of(rank_state.mesh.replica_index))
@@ -117,10 +108,7 @@ class Checkpoints:
             replicas = {"progress": own_steps.progress(), **sizes}
             stored = {f"{prefix}rows/{name}": t for name, t in own_steps.stored().items()}
         manifest = replace(self._manifest(loss, evaluated), replicas=replicas)
-        self._saver.save(manifest, share, stored)
-
-    def finish(self) -> None:
-        self._saver.finish()
+        self.saver.save(manifest, share, stored)
 
     def rescue(
         self, loss: float | None, evaluated: bool, left_over: LeftOver | None = None
@@ -129,7 +117,7 @@ class Checkpoints:
 
         If it takes steps of its own, `left_over` is what this replica knows of all.
         """
-        saver, rank_state = self._saver, self.rank_state
+        saver, rank_state = self.saver, self.rank_state
         if saver.own_file not in self._replica_of:
             return False
         manifest, state = self._manifest(loss, evaluated), named_tensors(rank_state)

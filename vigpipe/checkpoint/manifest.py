@@ -81,9 +81,9 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def checkpoints_at(place: Path, option: str = "") -> list[Path]:
-    """List the checkpoints, newest first, of a run; or only the one that the path itself names.
+    """List the checkpoints of a run, newest first, or the one that the path names.
 
-    InputError if there is none: it begins with the option of the path, with a space behind it.
+    InputError, which begins with the option of the path and a space, if there is none.
     """
     if (place / NAME).exists():
         return [place]
@@ -161,10 +161,7 @@ def _check_file_entry(path: Path, name: str, facts: object) -> None:
 
 
 def verify(checkpoint: Path) -> Manifest:
-    """Check every byte of a checkpoint against its manifest, and return the manifest.
-
-    InputError names the file that is missing, damaged or not the one that the manifest lists.
-    """
+    """Return a checkpoint's manifest, with which every byte agrees, or raise InputError."""
     manifest = read_manifest(checkpoint)
     for name, facts in manifest.files.items():
         path = checkpoint / name

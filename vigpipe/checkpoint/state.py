@@ -151,10 +151,7 @@ def check_fits(name: str, tensor: Tensor, target: Tensor, where: str) -> None:
 
 
 def restore(rank_state: "RankState", tensors: Mapping[str, Tensor], where: str) -> None:
-    """Copy the tensors that `needed_tensors` has named into this rank's newly made state.
-
-    InputError if one is missing, or has another shape or dtype than the model's.
-    """
+    """Copy the tensors of `needed_tensors` into this rank's state, or raise InputError."""
     targets = _model_tensors(rank_state) | _loss_scale_tensors(rank_state.trained)
     for name, target in targets.items():
         tensor = tensors.get(name)

@@ -43,9 +43,9 @@ def evaluate(
 ) -> Mapping[str, Score] | None:
     """Score splits of the data together, in evaluation mode; None on ranks without the last stage.
 
-    All ranks call this together. At most the first `most` samples are scored. With `own`, that is
-    done with the model that this rank trains, although it is a part of a wider one. A logit that
-    is NaN or infinite is a FloatingPointError on every rank of the last stage.
+    All ranks call this. At most the first `most` samples are scored; with `own`, by the model that
+    this rank trains, although it is a part of a wider one. A logit that is NaN or infinite is a
+    FloatingPointError on every rank of the last stage.
     """
     run, pipeline, merged = rank_state.run, rank_state.pipeline, rank_state.merged
     logits_of = pipeline.logits if merged is None or own else merged.logits

@@ -92,10 +92,7 @@ def recorded_replicas(folder: Path) -> int | None:
 
 
 def read_events(folder: Path, run: Run, num_threads: int | None = None) -> list[Recorded]:
-    """Read what each replica of the run in a folder did, so that a run can do it again.
-
-    InputError if the file is missing or malformed, or the run was another one.
-    """
+    """Read what each replica of the run in a folder did, to do it again, or raise InputError."""
     path, now = folder / EVENTS, start_facts(run, num_threads)
     if not path.is_file():
         raise InputError(

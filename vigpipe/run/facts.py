@@ -181,13 +181,11 @@ class Run:
         return {name: str(value) for name, value in metadata.items() if value is not None}
 
     def unsplit(self) -> "Run":
-        """Return the reference run: one process, the same D x M micro-batches in the same order.
-
-        It sums and multiplies on the same threads.
-        """
+        """Return the reference run: one process, the same D x M micro-batches in the same order."""
         total_microbatches = self.layout.num_replicas * self.layout.num_microbatches
         layout = Layout(num_microbatches=total_microbatches)
         all_blocks = tuple(block for stage in self.plan.stages for block in stage)
+        # It sums and multiplies on the same threads.
         config = replace(self.config, sparse_threads=0)
         job = self.job.with_options(replace(self.job.config, sparse_threads=0))
         return replace(self, config=config, job=job, layout=layout, plan=Plan((all_blocks,)))

@@ -78,8 +78,7 @@ _locks: list[int] = []  # open for as long as this process lives
 def is_locked(folder: Path) -> bool:
     """Return whether a run is writing to a folder now, on this host or another.
 
-    A run that has died, however it died, holds no lock. On a file system without locks no run is
-    seen.
+    One that has died holds no lock. On a file system without locks no run is seen.
     """
     try:
         # A pipe of this name is not waited for. A shared lock needs no right to write the file.

@@ -20,10 +20,9 @@ MODULES: dict[JobName, str] = {"images": "vigpipe.data.job", "graph": "vigpipe.g
 
 
 def open_job(config: "TrainConfig", left_out: "LeftOut" = frozenset()) -> "Job":
-    """Open the data that the options name, for the kind of job that their model is for.
+    """Open the data of options with the defaults of a model, for the kind of job that it is for.
 
-    The options have the defaults of the model filled in. Some parts of the data, images that cannot
-    be read, may be left out. InputError if there is no such data, or it does not fit the options.
+    Images that cannot be read may be left out. InputError if the data do not exist, or fit.
     """
     if MODEL_DEFAULTS[config.model].job == "graph":
         from vigpipe.graphs.job import open_graph_job  # It imports SciPy, which images do without.

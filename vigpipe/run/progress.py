@@ -67,10 +67,10 @@ class RunProgress:
     def add(
         self, step: int, epoch: int, loss: float, lr: float, num_samples: int, num_rows: int
     ) -> None:
-        """Note an optimizer step, and tell the user if it is time.
+        """Note an optimizer step, counted from 1 as epochs are, and tell the user if it is time.
 
-        Steps and epochs are counted from 1. `num_samples` is what the loss is the mean of, 0 if a
-        part of a graph has no training node; `num_rows` are the images or nodes that the step took.
+        `num_samples` is what the loss is the mean of, 0 if a part of a graph has no training node;
+        `num_rows` are the images or nodes that the step took.
         """
         now = time.monotonic()
         if epoch != self._epoch:

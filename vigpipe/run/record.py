@@ -184,10 +184,7 @@ def _came_late(row: Mapping[str, Any]) -> bool:
 
 
 def _rows_up_to(content: bytes, last_step: int | None) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield the complete lines of metrics.jsonl up to a step, or all, and what they say.
-
-    The row of the evaluation after the step is one of them.
-    """
+    """Yield the whole lines of metrics.jsonl with their rows, up to a step and its evaluation."""
     for line in content.splitlines(keepends=True):
         try:
             row = json.loads(line) if line.endswith(b"\n") else None

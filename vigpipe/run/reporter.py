@@ -186,10 +186,9 @@ def _explain_overflow(step: HandedStep) -> str:
 
 
 def _explain_skipped(rank_state: RankState, taken: TakenStep, num_skipped: int) -> str:
-    """Say what was wrong with a step in which no weight has changed; all ranks call this together.
+    """Say what was wrong with a step that changed nothing, or that it ends the run; all ranks do.
 
     A rank that runs ahead has handed out one more step meanwhile, which is completed first.
-    FloatingPointError if the run is to stop at such a step, or skipping does not help.
     """
     complete_step(rank_state)
     where = find_anomaly(rank_state, taken.batch)

@@ -54,7 +54,7 @@ def needed_bytes(run: Run, ranks_here: int) -> int:
         written = (state + optimizer) / num_copies + residual  # each writes its own residual
         numbers = models_here * (held + optimizer + written)
     num_weights = _num_weights(shapes)
-    # The last step always writes one. Before the first, each rank has made the whole model.
+    # The last step writes a checkpoint. Before the first, each rank has made the whole model.
     needed = max(num_weights * numbers + models_here * num_wide, ranks_here * num_weights)
     return math.ceil(needed * run.dtype.itemsize)
 

@@ -42,9 +42,8 @@ def train_step(
 ) -> HandedStep:
     """Take one optimizer step on the global batch; every rank calls this.
 
-    The status is what this rank tells the others; whether its numbers are finite and how long it
-    has worked and waited are filled in here. The step that is returned is complete if the rank does
-    not run ahead of its device; otherwise the step before is, and `complete_step` waits for this.
+    Whether this rank's numbers are finite, and its times, are added to the status. The step is
+    complete if the rank does not run ahead of its device; otherwise the step before is.
     """
     config, peers, trained = rank_state.run.config, rank_state.strategy.peers, rank_state.trained
     rank_state.stopwatch.begin()
@@ -141,8 +140,7 @@ def apply_gradients(rank_state: RankState, pushed: Pushed) -> float:
 def complete_step(rank_state: RankState) -> None:
     """Wait for the step that the device may still be busy with, and do what its outcome asks for.
 
-    Every rank calls this before anything reads its state: an evaluation, a checkpoint. While they
-    wait, they notice a lost peer. Unless the rank runs ahead of its device, nothing is left to do.
+    Every rank calls this before anything reads its state, and notices a lost peer while it waits.
     """
     if rank_state.open_step is not None:
         timeout, has_come = rank_state.run.config.timeout, rank_state.has_open_step_come

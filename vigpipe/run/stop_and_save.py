@@ -101,8 +101,7 @@ class SaveAndStop:
     def is_save_due(self, step: int) -> bool:
         """Whether this rank wants a checkpoint after this step, counted from 1.
 
-        A rank that does not take every step wants one that was due after a step of others too. One
-        that is asked about a step several times, for its items, wants one once.
+        It wants one that was due after a step of others too, and asked several times, only one.
         """
         since = time.monotonic() - self._last_save
         last, self._last_asked = self._last_asked, step

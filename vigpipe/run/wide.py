@@ -20,10 +20,9 @@ from vigpipe.run.optimizer import begin_state, first_state
 def describe_wide(run: Run, models: list[StagedModel], optimizer: torch.optim.Optimizer) -> Wide:
     """Describe the wide model of a rank's stages, which are those of its sub-model.
 
-    Its initial weights come from the file of --weights. Otherwise they are drawn part by part, by
-    the seed, the name of the tensor and the place in it, so that they are the same whichever rank
-    draws them. With --carry-moments, what the optimizer keeps of a weight begins as 0, and is
-    divided as the weight is.
+    Without --weights, it is drawn part by part, by the seed, a tensor's name and the place in it:
+    the same whichever rank draws. With --carry-moments, what the optimizer keeps of a weight begins
+    as 0, and is divided as the weight is.
     """
     narrow = {name: tensor for model in models for name, tensor in model.state_dict().items()}
     wide = run.wide_model
