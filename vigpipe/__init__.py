@@ -38,27 +38,23 @@ __all__ = [
     "train",
 ]
 # Imported when they are first used: the command line does without torch for as long as it can.
-_MODULES = {
-    "InputError": "vigpipe.errors",
-    "LoadedGraphModel": "vigpipe.inference.load_graph_model",
-    "LoadedModel": "vigpipe.inference.load",
-    "Prediction": "vigpipe.inference.predict",
-    "Training": "vigpipe.api",
-    "TrainingError": "vigpipe.errors",
-    "create_model": "vigpipe.model.variants",
-    "load": "vigpipe.inference.load",
-    "load_graph_model": "vigpipe.inference.load_graph_model",
-    "predict": "vigpipe.inference.load",
-    "prepack": "vigpipe.inference.prepack",
-    "train": "vigpipe.api",
+_NAMES = {
+    "vigpipe.api": ("Training", "train"),
+    "vigpipe.errors": ("InputError", "TrainingError"),
+    "vigpipe.inference.load": ("LoadedModel", "load", "predict"),
+    "vigpipe.inference.load_graph_model": ("LoadedGraphModel", "load_graph_model"),
+    "vigpipe.inference.predict": ("Prediction",),
+    "vigpipe.inference.prepack": ("prepack",),
+    "vigpipe.model.variants": ("create_model",),
 }
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
-    if name not in _MODULES:
-        raise AttributeError(f"module 'vigpipe' has no attribute {name!r}")
-    value = globals()[name] = resolve_name(f"{_MODULES[name]}:{name}")
-    return value
+    for module, names in _NAMES.items():
+        if name in names:
+            value = globals()[name] = resolve_name(f"{module}:{name}")
+            return value
+    raise AttributeError(f"module 'vigpipe' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -88,9 +88,7 @@ class Training(Loop):
             read_same_data(state.feed, config.replay)
         before = {} if resumed is None else resumed.replicas
         reporter.begin(None if resumed is None else resumed.loss, before.get("metrics_bytes"))
-        own_steps = state.own_steps
-        membership = None if own_steps is None else own_steps.membership
-        self._others = Others(membership, state.strategy.peers, state.mesh.counterparts)
+        self._others = Others(state)
         if reporter.record is not None:
             num_bytes = before.get("events_bytes")
             self._others.begin(reporter.record, lambda inbox: open_events(run, folder, num_bytes))

@@ -75,10 +75,9 @@ def _check_options(
 
 
 def choose_checkpoint(place: Path, log: Callable[[str], None]) -> tuple[Path, Manifest]:
-    """Choose the checkpoint to continue from: the one named, or the newest intact one of a run.
+    """Choose and verify the checkpoint that is named, or the newest intact one of a run.
 
-    All its files are verified. `log` is told of each damaged one that is skipped. InputError if
-    none is intact.
+    `log` is told of each damaged one that is skipped. InputError if none is intact.
     """
     checkpoints = checkpoints_at(place, "--resume ")
     if checkpoints == [place]:

@@ -201,8 +201,7 @@ def prepare(
     """Decide the facts of a run from its options as the user gave them, and check them together.
 
     Parts of the data, such as images that cannot be read, may be left out. Without `ranks_on_host`,
-    all ranks share a host; `num_hosts` says instead how many hosts a run had that is done again
-    here. InputError if options are wrong, or contradict one another, the data or the model.
+    all ranks share a host; `num_hosts` says instead how many hosts a run had that is done again.
     """
     config = resolved(config)
     check_tracker(config.track)

@@ -35,9 +35,8 @@ def make_output_folder(
 ) -> Path:
     """Make the output folder of a command; by default runs/<time>.
 
-    The command writes files and folders of some names there, which are there already if it
-    continues a run. The advice is what else a user can do about a folder that is taken. InputError
-    if it is, or cannot be made or written to.
+    What the command writes may be there already only if it goes on with a run; else that is an
+    InputError, with the advice. So is a folder that cannot be made or written to.
     """
     with told_if_unwritable(f"--out {folder or 'runs'}", "choose another folder"):
         if folder is None:

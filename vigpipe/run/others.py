@@ -4,12 +4,13 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from vigpipe.parallel.agreement import Peers, all_gather_values
+from vigpipe.parallel.agreement import all_gather_values
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.membership import Membership
 from vigpipe.replication.parcels import Inbox
 from vigpipe.replication.store import StoreLostError
 from vigpipe.run.events import EventsFile
+from vigpipe.run.rank import RankState
 from vigpipe.run.record import RunRecord
 
 T = TypeVar("T")
@@ -22,16 +23,14 @@ def all_events(membership: Membership, world_size: int) -> list[dict[str, Any]]:
 
 
 class Others:
-    """The other replicas, as the training loop sees them.
+    """The other replicas, as the training loop sees them."""
 
-    The membership is None if all take every step together: nobody can be lost without ending the
-    run, and the rank that writes knows every row. The peers are then all ranks.
-    """
-
-    def __init__(
-        self, membership: Membership | None, peers: Peers, counterparts: Counterparts
-    ) -> None:
-        self._membership, self._peers, self._counterparts = membership, peers, counterparts
+    def __init__(self, rank_state: RankState) -> None:
+        own_steps = rank_state.own_steps
+        # If all take every step together, nobody can be lost without ending the run, the rank that
+        # writes knows every row, and the peers are all ranks.
+        self._membership = None if own_steps is None else own_steps.membership
+        self._peers, self._counterparts = rank_state.strategy.peers, rank_state.mesh.counterparts
         self._inbox: Inbox | None = None
         self._told_lost: set[int] = set()  # The user has been told of them.
 

@@ -107,11 +107,10 @@ def make_rank_state(
     strategy: Strategy | None = None,
     shards: Shards | None = None,
 ) -> RankState:
-    """Build the state of one rank at the start of a run.
+    """Build the state of one rank at the start of a run; with several, all call this together.
 
-    With several ranks, all call this together, except with a strategy that is given, which is for a
-    rank that has no peers, whatever the layout is. `shards` then stands for the ranks that share
-    its batch. By default the options name the strategy; what is `recorded` is done again.
+    A rank with a given strategy has no peers, whatever the layout; `shards` then stands for the
+    ranks that share its batch. What is `recorded` is done again.
     """
     layout, config = run.layout, run.config
     sync, on_gpu = sync_of(run, device), runs_ahead(device)

@@ -27,12 +27,11 @@ def share_evaluation(rank_state: RankState, left: Counterparts) -> None:
 
 
 def settle(rank_state: RankState, left: Counterparts, own_steps: OwnSteps) -> str | None:
-    """Make all replicas equal after the last step; all ranks that are left call this together.
+    """Make all replicas equal after the last step; return what was kept of them, in a sentence.
 
-    They can share evaluations then. BatchNorm's running statistics are estimated anew, since those
-    of several replicas, averaged, are not those of the weights that are kept: they become the exact
-    mean and variance over the first batches of the training order, up to 20. Returned is what was
-    kept, in a sentence; None if there was one set of weights all along.
+    All ranks that are left call this, and can share evaluations then. BatchNorm's statistics are
+    estimated anew, since those of several replicas, averaged, are not those of the weights that are
+    kept: they become the exact mean and variance over the first batches of the training order.
     """
     run, layout = rank_state.run, rank_state.run.layout
     if rank_state.merged is not None:
