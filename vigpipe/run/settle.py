@@ -27,7 +27,7 @@ def share_evaluation(rank_state: RankState, left: Counterparts) -> None:
 
 
 def settle(rank_state: RankState, left: Counterparts, own_steps: OwnSteps) -> str | None:
-    """Make all replicas equal after the last step; return what was kept of them, in a sentence.
+    """Make all replicas equal after the last step; say what was kept, None if they never differed.
 
     All ranks that are left call this, and can share evaluations then. BatchNorm's statistics are
     estimated anew, since those of several replicas, averaged, are not those of the weights that are
