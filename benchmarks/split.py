@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from tabulate import tabulate
+from torch import Tensor
 
 from benchmarks.options import SplitBench
 from benchmarks.trained import check_left_out, parse_numbers
@@ -22,10 +23,11 @@ from vigpipe.graphs.job import GraphJob
 from vigpipe.graphs.split.halo import HaloEdges
 from vigpipe.launch.device import weight_dtype
 from vigpipe.model.vig import VisionGnn
+from vigpipe.ops.sparse_rows import SparseRows
 from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.parallel.layout import Layout
 from vigpipe.profiling.live_bytes import LiveBytes
-from vigpipe.profiling.rehearse import CountedShards, features_of
+from vigpipe.profiling.rehearse import CountedShards
 from vigpipe.run.facts import Run, prepare
 from vigpipe.run.folder import make_output_folder
 from vigpipe.run.provenance import origin
@@ -123,7 +125,7 @@ def _count_rank(run: Run, split: Split, number: int, rank: int) -> Counted:
     def step(item: int) -> ReplicaBatch:
         batch = feed.batch(item)
         with live:
-            live.add(features_of(batch))
+            live.add(_features_of(batch))
             draws = model.draw(batch.keys, run.dtype)
             logits = model(batch.inputs, draws, *_structure(batch))
             loss.begin(batch.num_samples)
@@ -144,6 +146,13 @@ def _count_rank(run: Run, split: Split, number: int, rank: int) -> Counted:
     elif isinstance(edges := _structure(batch)[0], HaloEdges):
         sources = edges.halo.length(rank)
     return Counted(shards.sent.total() - before, live.peak, rows, sources)
+
+
+def _features_of(batch: ReplicaBatch) -> list[Tensor]:
+    """Return the features that a rank has: dense ones, or those that are not 0."""
+    rest = _structure(batch)[1:]
+    sparse = [t for f in rest if isinstance(f, SparseRows) for t in (f.values, f.places.indices)]
+    return [*sparse, *([] if batch.inputs is None else [batch.inputs])]
 
 
 def _structure(batch: ReplicaBatch) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.alone import MB, set_up, write_page
 from benchmarks.options import VigBench
+from benchmarks.products import Products
 from benchmarks.side_by_side import alternate
 from vigpipe.config.choices import MODELS
 from vigpipe.messages import tell
@@ -123,8 +124,9 @@ def _measure(model: str, entries: Sequence[Entry], config: VigBench, device: tor
         for entry in entries:
             tell(f"{model}, {entry.mode}: {entry.way} ...")
             shape = (model, entry.way, entry.mode, config.batch_size, device.type)
+            kind = Products if entry.way.formulation == "products" else Contender
             entry.worker = workers.enter_context(
-                Worker(Contender, *shape, config.threads, config.threads)
+                Worker(kind, *shape, config.threads, config.threads)
             )
             try:
                 entry.prepared = entry.worker.ask("prepare", seconds=PREPARE_SECONDS)

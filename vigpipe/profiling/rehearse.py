@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from vigpipe.graphs.job import GraphJob
 from vigpipe.launch.device import synchronize
-from vigpipe.ops.sparse_rows import SparseRows
 from vigpipe.parallel.agreement import Peers
 from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.parallel.shards import Contribution, Shards
@@ -152,13 +151,6 @@ class Rehearsal(Steps):
         arrays = [graph.indptr, graph.sources(), graph.features]
         begins = [a.ctypes.data for a in arrays if hasattr(a, "ctypes")]
         return tensor.device.type == "cpu" and tensor.untyped_storage().data_ptr() in begins
-
-
-def features_of(batch: ReplicaBatch) -> list[Tensor]:
-    """Return the features that a rank has: dense ones, or those that are not 0."""
-    rest: Any = batch.structures[0][1:] if batch.structures else ()
-    sparse = [t for f in rest if isinstance(f, SparseRows) for t in (f.values, f.places.indices)]
-    return [*sparse, *([] if batch.inputs is None else [batch.inputs])]
 
 
 def _tensors_in(value: Any, seen: set[int]) -> Iterator[Tensor]:  # noqa: ANN401

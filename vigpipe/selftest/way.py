@@ -33,7 +33,6 @@ from vigpipe.run.facts import prepare
 from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.run.step import train_step
 from vigpipe.selftest.compared import begin_peak, end_peak
-from vigpipe.selftest.products import products_of
 from vigpipe.selftest.reference import ReferenceVig
 
 NUM_CLASSES = 1000
@@ -50,28 +49,19 @@ NUM_COMPARED = 2  # images whose logits are compared
 class Way:
     """A way to run a model.
 
-    Attributes:
-        formulation: reference is the formulation that everyone uses; ours trains with the steps of
-            `vigpipe train`, and infers as `vigpipe predict` does, with the weights prepacked on a
-            CPU, or compiled, with the norms folded into them; products are the matrix products and
-            convolutions of ours, and nothing else.
-        compiled: run the model through torch.compile.
-        precision: float32 without any rounding, tf32 (matrix products on tensor cores), or bfloat16
-            (autocast: AMP).
-        graph: replay CUDA graphs: those of torch.compile (mode reduce-overhead), or, of training
-            that is ours, that of --cuda-graph.
-        channels_last: keep the reference's features channels last; on GPUs they always are.
-        frozen: compile for constant weights (torch._inductor.config.freezing), for inference.
-        autotuned: let the compiler measure its kernels (mode max-autotune-no-cudagraphs).
+    Reference is the formulation that everyone uses. Ours trains with the steps of `vigpipe train`,
+    and infers as `vigpipe predict` does, with the weights prepacked on a CPU, or compiled, with the
+    norms folded into them. Products is our model in the loop of the reference; the benchmarks run
+    the matrix products and convolutions of its step alone.
     """
 
     formulation: Formulation
     compiled: bool
-    precision: Precision
-    graph: bool = False
-    channels_last: bool = False
-    frozen: bool = False
-    autotuned: bool = False
+    precision: Precision  # tf32: matrix products on tensor cores; bfloat16: autocast (AMP)
+    graph: bool = False  # replay the CUDA graphs of torch.compile, or in our training --cuda-graph
+    channels_last: bool = False  # keep the reference's features so; on GPUs they always are
+    frozen: bool = False  # compile for constant weights, for inference
+    autotuned: bool = False  # let the compiler measure its kernels
 
     def __str__(self) -> str:
         options = {
@@ -88,19 +78,12 @@ class Way:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is known of a way before it is timed.
+    """What is known of a way before it is timed."""
 
-    Attributes:
-        first_seconds: duration of the first step, with compiling.
-        step_seconds: duration of a later step.
-        peak_bytes: the most memory that weights, optimizer and the work itself take.
-        logits: those of the first images; none in training.
-    """
-
-    first_seconds: float
+    first_seconds: float  # with compiling
     step_seconds: float
-    peak_bytes: float
-    logits: list[list[float]]
+    peak_bytes: float  # the most that weights, optimizer and the work itself take
+    logits: list[list[float]]  # those of the first images; none in training
 
 
 def training_step(
@@ -136,11 +119,7 @@ def step_of(rank_state: RankState) -> Callable[[], object]:
 
 
 class Contender:
-    """A model that is run in one way, in turns with others in other processes.
-
-    `batch_size` counts the images of a step, and `num_compilers` the processes that compile
-    kernels.
-    """
+    """A model that is run in one way, in turns with others in other processes."""
 
     def __init__(
         self,
@@ -161,6 +140,10 @@ class Contender:
         self._step: Callable[[], object] | None = None
         self._num_steps = 1
 
+    def make_step(self) -> Callable[[], object]:
+        """Make the step that is timed."""
+        return self._make()
+
     def prepare(self) -> Prepared:
         """Make the model, run its first steps, and measure its memory.
 
@@ -170,12 +153,12 @@ class Contender:
             return self._prepare()
         finally:
             gc.collect()  # the frames of an error hold tensors
-            release()
+            _release()
 
     def _prepare(self) -> Prepared:
         before = begin_peak(self._device)
         if self._step is None:
-            self._step = self._make()
+            self._step = self.make_step()
         allow_tf32(self._precision == "tf32")
         first_seconds, result = self._timed(self._step)
         logits: list[list[float]] = []
@@ -198,7 +181,7 @@ class Contender:
             # The GPU is asked only after the last step, so that it never waits for the host.
             synchronize(self._device)
             seconds = self._timed(self._run_steps)[0] / self._num_steps
-        release()
+        _release()
         return seconds
 
     def _run_steps(self) -> None:
@@ -213,7 +196,7 @@ class Contender:
         return time.perf_counter() - start, result
 
 
-def release() -> None:
+def _release() -> None:
     """Give memory that no tensor uses back to the GPU, for the processes beside this one."""
     torch.cuda.empty_cache()  # does nothing where CUDA has not been used
 
@@ -229,10 +212,7 @@ def make_model(model_name: str, formulation: Formulation) -> nn.Module:
 def make_step(
     model_name: Model, way: Way, mode: Mode, batch_size: int, device: torch.device
 ) -> Callable[[], object]:
-    """Make a training step with AdamW, or a forward in evaluation mode, which returns the logits.
-
-    Products are those of such a step; see `Way`.
-    """
+    """Make a training step with AdamW, or a forward in evaluation mode that returns the logits."""
     is_training = mode == "training"
     if is_training and way.formulation == "ours":
         dtype: Dtype = "bfloat16" if way.precision == "bfloat16" else "float32"
@@ -279,8 +259,7 @@ def make_step(
         with autocast():
             return run(images)
 
-    step = train_step if is_training else infer
-    return products_of(step) if way.formulation == "products" else step
+    return train_step if is_training else infer
 
 
 def _compiled(model: nn.Module, way: Way) -> Any:  # noqa: ANN401

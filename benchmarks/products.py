@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from vigpipe.selftest.way import Contender
+
 _NAMES = (
     "mm",
     "addmm",
@@ -45,7 +47,14 @@ def _like(x: Tensor) -> Tensor:
     return y.normal_() if x.is_floating_point() else y.copy_(x)
 
 
-def products_of(step: Callable[[], Tensor]) -> Callable[[], Tensor]:
+class Products(Contender):
+    """A contender whose step is the matrix products and convolutions of a step."""
+
+    def make_step(self) -> Callable[[], object]:
+        return products_of(super().make_step())
+
+
+def products_of(step: Callable[[], object]) -> Callable[[], object]:
     """Run a step once, and return a function that repeats its matrix products and convolutions.
 
     Their inputs have the shapes, strides and types of the step's, and as in the step are other
@@ -56,7 +65,7 @@ def products_of(step: Callable[[], Tensor]) -> Callable[[], Tensor]:
     calls = recorded.calls
 
     @torch.no_grad()
-    def run() -> Tensor:
+    def run() -> object:
         for function, arguments, options in calls:
             function(*arguments, **options)
         return result
