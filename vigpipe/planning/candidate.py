@@ -55,12 +55,10 @@ class Candidate:
         return tuple(tuple(range(start, end)) for start, end in pairwise(bounds))
 
     def bytes_by_rank(self, bounds: Bounds) -> tuple[int, ...]:
-        """Compute the peak memory of every rank of one pipeline, in bytes."""
         stages = self.stages(bounds)
         return memory_bytes(self.profile, self.request, self.order, stages, self.num_microbatches)
 
     def is_within_memory(self, bounds: Bounds) -> bool:
-        """Tell whether every rank of a cut keeps to the memory limit."""
         limit = self.request.memory_limit_bytes
         return limit is None or max(self.bytes_by_rank(bounds)) <= limit
 

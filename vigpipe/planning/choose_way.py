@@ -30,15 +30,11 @@ _LEAST_SHARE = 0.02  # least share of a step that is given as a reason
 
 @dataclass(frozen=True)
 class Cluster:
-    """The machines to predict for; None where those that were measured on are meant.
+    """The machines to predict for; None where those that were measured on are meant."""
 
-    Latency and bandwidth, in bytes a second, are those of messages between two ranks. Without
-    ranks_per_host, one host has all ranks.
-    """
-
-    latency_seconds: float | None = None
-    bandwidth: float | None = None
-    ranks_per_host: int | None = None
+    latency_seconds: float | None = None  # of a message between two ranks
+    bandwidth: float | None = None  # bytes a second
+    ranks_per_host: int | None = None  # None if one host has all
     memory_limit_bytes: int | None = None
 
 
@@ -54,26 +50,20 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a way is predicted to take.
-
-    All ranks together send `sent_bytes` in a step, gradients of weights included. The fullest rank
-    needs `peak_bytes`; `fits` says whether this is within the limit.
-    """
+    """What a way is predicted to take."""
 
     way: MeasuredWay
     parts: Parts
-    sent_bytes: int
-    peak_bytes: int
-    fits: bool
+    sent_bytes: int  # by all ranks together in a step, gradients of weights included
+    peak_bytes: int  # of the fullest rank
+    fits: bool  # whether this is within the limit
 
     @cached_property
     def step_seconds(self) -> float:
-        """Seconds of a step."""
         return sum(self.parts)
 
     @property
     def epoch_seconds(self) -> float:
-        """Seconds of all steps of an epoch."""
         return self.step_seconds * self.way.steps_per_epoch
 
 
@@ -88,8 +78,7 @@ class Choice(NamedTuple):
 def choose(measured: Measured, cluster: Cluster) -> Choice:
     """Choose the fastest way that fits, among those whose steps are one rank's.
 
-    Raises:
-        InputError: none keeps to the memory limit, or none was measured.
+    InputError is raised if none keeps to the memory limit, or none was measured.
     """
     ways = [way for way in measured.ways if not way.why_not]
     outcomes = tuple(predict_way(way, measured, cluster) for way in ways)
@@ -164,21 +153,18 @@ def _calibration(way: MeasuredWay, layers: Layers, measured: Measured) -> float:
     The step of a rank alone is known: the single rank's, or where a pipeline takes other steps, a
     replica's, which is that of one sub-graph.
     """
-    alone = next(
-        (
-            other
-            for other in measured.ways
-            if other.seconds and other.is_same == way.is_same and not other.exchanges
-        ),
-        None,
-    )
-    if alone is None:
+    alone = [
+        other.seconds[0]
+        for other in measured.ways
+        if other.seconds and other.is_same == way.is_same and not other.exchanges
+    ]
+    if not alone:
         return 1.0
     number = layers.num_microbatches if way.is_same else 1
     request = Request(1, 1, number, (number,), typical=layers.typical)
     blocks = tuple(range(len(layers.profile.blocks)))
     predicted = predict(layers.profile, request, (blocks,), "gpipe", 1, number).step_seconds
-    return min(_FAR_OFF, max(1 / _FAR_OFF, alone.seconds[0] / max(_TINY_SECONDS, predicted)))
+    return min(_FAR_OFF, max(1 / _FAR_OFF, alone[0] / max(_TINY_SECONDS, predicted)))
 
 
 def _scaled(costs: StageCosts, factor: float) -> StageCosts:
@@ -295,17 +281,17 @@ def _what_limits(outcome: Outcome, best: Outcome, cluster: Cluster) -> str:
     if more[largest] < _LEAST_SHARE * step:
         return f"{took}, hardly more"
     share = f"{getattr(parts, largest) / step:.0%} of a step"
-    if largest == "messages":
-        return f"{took}: messages are {share}, {_bytes(outcome.sent_bytes)}"
-    if largest == "agreement":
-        return f"{took}: adding up gradients and agreeing are {share}"
-    if largest == "slow_cores":
-        return f"{took}: ranks that compute at once slow one another down, by {share}"
-    if largest == "waiting":
-        return f"{took}: its ranks wait for one another in {share} (the bubble, and transfers)"
+    computing = f"a rank computes {in_seconds(parts.computing)} a step"
     if way.sources > 1:
-        return f"{took}: with its halo the fullest part sums over {way.sources:.2f} times its rows"
-    return f"{took}: a rank computes {in_seconds(parts.computing)} a step"
+        computing = f"with its halo the fullest part sums over {way.sources:.2f} times its rows"
+    why = {
+        "computing": computing,
+        "slow_cores": f"ranks that compute at once slow one another down, by {share}",
+        "messages": f"messages are {share}, {_bytes(outcome.sent_bytes)}",
+        "agreement": f"adding up gradients and agreeing are {share}",
+        "waiting": f"its ranks wait for one another in {share} (the bubble, and transfers)",
+    }
+    return f"{took}: {why[largest]}"
 
 
 def _bytes(value: float) -> str:

@@ -9,29 +9,18 @@ from vigpipe.spans import Span, SpanKind
 class Operation(NamedTuple):
     """One operation of a rank: a forward, a backward, an all-reduce or the optimizer step.
 
-    Attributes:
-        kind: kind of the span that it makes.
-        stage: index of its stage; -1 for none.
-        microbatch: index of its micro-batch; -1 for none.
-        seconds: how long it takes on a rank that computes alone.
-        needs: number of the message that must have arrived before it starts; -1 for none.
-        transfer: seconds that this message takes.
-        gives: number of the message that may leave when it has ended; -1 for none.
-        meeting: number of the all-reduce, which all replicas begin together; -1 for an operation
-            that computes.
-        asks: number of a message that the rank asks for when it gets to this operation, besides the
-            one that it needs; -1 for none.
+    Stages, micro-batches, messages and all-reduces are told by their numbers, -1 for none.
     """
 
     kind: SpanKind
     stage: int
     microbatch: int
-    seconds: float
-    needs: int = -1
-    transfer: float = 0.0
-    gives: int = -1
-    meeting: int = -1
-    asks: int = -1
+    seconds: float  # on a rank that computes alone
+    needs: int = -1  # message that must have arrived before it starts
+    transfer: float = 0.0  # seconds that this message takes
+    gives: int = -1  # message that may leave when it has ended
+    meeting: int = -1  # all-reduce, which all replicas begin together
+    asks: int = -1  # another message that the rank asks for when it gets here
 
 
 class _Host:
@@ -54,8 +43,7 @@ class Simulation:
     """The state of a simulation of the programs, the operations of every rank in their order.
 
     An operation takes stretch[n] times as long while n ranks of a host compute. Ranks ask for all
-    messages long before they need them if `asks_early`. An event is (time, _RANK or _HOST, index of
-    the rank or host, version of the host).
+    messages long before they need them if `asks_early`.
     """
 
     def __init__(
@@ -81,15 +69,12 @@ class Simulation:
         self.asked: list[dict[int, float]] = [{} for _ in self.sent]
         self.waiting: list[dict[int, int]] = [{} for _ in self.sent]
         self.meetings: dict[int, list[int]] = {}  # ranks that have arrived, by all-reduce
+        # A heap of (time, _RANK or _HOST, index of the rank or host, version of the host).
         self.events: list[tuple[float, int, int, int]] = []
         self.result: list[Span] = []
 
     def spans(self) -> list[Span]:
-        """Run the simulation to its end and return the spans of all ranks.
-
-        Raises:
-            ValueError: ranks wait for one another and never end.
-        """
+        """Run to the end; raises ValueError if ranks wait for one another and never end."""
         for rank in range(len(self.programs)):
             self._next(rank, 0.0)
         while self.events:
@@ -172,8 +157,7 @@ class Simulation:
 
     def _leave(self, host: _Host, index: int, time: float) -> None:
         """End the operation of the rank of a host that is the first to be done."""
-        # The clock is set and not advanced, so that ranks that end together do so without
-        # rounding.
+        # The clock is set and not advanced, so that ranks end together without rounding.
         host.done, rank = heappop(host.running)
         host.time, version = time, host.version
         self._ended(rank, time)
@@ -184,16 +168,8 @@ class Simulation:
         """End an operation: the message it gives may leave, and the rank goes on."""
         operation = self.programs[rank][self.position[rank]]
         self.computing[rank] = False
-        self.result.append(
-            Span(
-                rank,
-                operation.kind,
-                self.since[rank],
-                time,
-                operation.stage,
-                operation.microbatch,
-            )
-        )
+        kind, stage, microbatch = operation.kind, operation.stage, operation.microbatch
+        self.result.append(Span(rank, kind, self.since[rank], time, stage, microbatch))
         if operation.gives >= 0:
             replica = rank // self.num_ranks
             self.sent[replica][operation.gives] = time

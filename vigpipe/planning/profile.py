@@ -20,17 +20,11 @@ _MOST = 1e18
 
 
 class Amounts(NamedTuple):
-    """The size of a micro-batch whose costs follow from more than its number of rows.
+    """The size of a micro-batch whose costs follow from more than its number of rows."""
 
-    Attributes:
-        rows: rows that are computed.
-        others: amounts of all else that costs something.
-        padded_rows: rows that are sent from stage to stage, padding included.
-    """
-
-    rows: float
-    others: tuple[float, ...]
-    padded_rows: float
+    rows: float  # those that are computed
+    others: tuple[float, ...]  # amounts of all else that costs something
+    padded_rows: float  # those that are sent from stage to stage, padding included
 
 
 Size = float | Amounts  # the samples of a micro-batch, or several amounts
@@ -40,24 +34,15 @@ Size = float | Amounts  # the samples of a micro-batch, or several amounts
 class Piece:
     """Costs of one micro-batch on a piece: the stem, a block, or the readout with the loss.
 
-    Where costs follow from several amounts, the values say instead what one of each adds to a cost,
-    and what a micro-batch itself adds.
-
-    Attributes:
-        name: `stem`, `block 3`, `readout`.
-        forward: seconds of a forward, one value for each micro-batch size in Profile.rows.
-        backward: seconds of a backward, recomputation included, likewise by size.
-        activation_bytes: bytes kept from the forward to the backward, likewise by size.
-        boundary_bytes: bytes of the features that the piece hands to the next one, and of their
-            gradient, likewise by size.
-        parameter_bytes: bytes of the weights.
+    There is one value for each micro-batch size in Profile.rows. Where costs follow from several
+    amounts, the values say instead what one of each adds to a cost, and what a micro-batch adds.
     """
 
-    name: str
-    forward: tuple[float, ...]
-    backward: tuple[float, ...]
-    activation_bytes: tuple[float, ...]
-    boundary_bytes: tuple[float, ...]
+    name: str  # `stem`, `block 3`, `readout`
+    forward: tuple[float, ...]  # seconds
+    backward: tuple[float, ...]  # seconds, recomputation included
+    activation_bytes: tuple[float, ...]  # kept from the forward to the backward
+    boundary_bytes: tuple[float, ...]  # of what the next piece is given, and of its gradient
     parameter_bytes: int
 
 
@@ -65,51 +50,33 @@ class Piece:
 class Profile:
     """Costs of a model on a machine, with one rank alone on it unless said otherwise.
 
-    Attributes:
-        model: name of the model.
-        options: what else the costs depend on (dtype, image size, graph, ...), as text by name.
-        rows: micro-batch sizes, in samples and ascending, that the pieces were timed with; empty
-            where costs follow from several amounts.
-        stem: costs from images to nodes; zero where the model has no stem.
-        blocks: costs of the blocks, in the order of the model.
-        readout: costs from nodes to the loss.
-        slowdown: how many times longer a micro-batch takes while 1, 2, ... ranks of a host compute
-            at the same time; begins with 1.
-        dispatch_seconds: seconds of every forward or backward that no piece accounts for.
-        latency_seconds: seconds of a small message between neighbouring ranks.
-        bandwidth: bytes per second of a large message between them.
-        update_seconds: seconds of the optimizer step, and of all else that is done once a step,
-            with the whole model on one rank.
-        fixed_seconds: part of update_seconds that does not shrink when the model is cut.
-        optimizer_bytes: bytes of gradients and optimizer state per byte of weights.
-        base_bytes: memory of a rank before it has a model.
-        facts: hardware, kind of device, threads per rank, versions, commit, date.
-        amounts: names of the amounts that costs follow from, that of the rows first.
-        rounds: as slowdown, once for every time that it was measured, and relative to the median
-            step of one rank alone, so that it also says how steady the machine was.
+    The pieces were timed with micro-batches of `rows` samples, ascending; there are none where
+    costs follow from several `amounts`, that of the rows first. Slowdown is how many times longer a
+    micro-batch takes while 1, 2, ... ranks of a host compute at the same time. Rounds are the same
+    each time that it was measured, relative to the median step of one rank alone, so that they also
+    say how steady the machine was.
     """
 
     model: str
-    options: Mapping[str, str]
+    options: Mapping[str, str]  # what else the costs depend on, such as dtype and image size
     rows: tuple[int, ...]
-    stem: Piece
+    stem: Piece  # zero where the model has none
     blocks: tuple[Piece, ...]
     readout: Piece
     slowdown: tuple[float, ...]
-    dispatch_seconds: float
-    latency_seconds: float
-    bandwidth: float
-    update_seconds: float
-    fixed_seconds: float
-    optimizer_bytes: float
-    base_bytes: int
-    facts: Mapping[str, Any]
+    dispatch_seconds: float  # of every forward or backward that no piece accounts for
+    latency_seconds: float  # of a small message between neighbouring ranks
+    bandwidth: float  # bytes per second of a large message between them
+    update_seconds: float  # of all that is done once a step, with the whole model on one rank
+    fixed_seconds: float  # part of it that does not shrink when the model is cut
+    optimizer_bytes: float  # of gradients and optimizer state, per byte of weights
+    base_bytes: int  # memory of a rank before it has a model
+    facts: Mapping[str, Any]  # hardware, kind of device, threads per rank, versions, ...
     amounts: tuple[str, ...] = ()
     rounds: tuple[tuple[float, ...], ...] = ()
 
     @property
     def device(self) -> str:
-        """Kind of the device, `cpu` or `cuda`."""
         return self.facts.get("device", "cpu")
 
     def boundary_bytes(self, piece: Piece, size: Size) -> float:
@@ -142,7 +109,6 @@ class Profile:
 
     @property
     def parameter_bytes(self) -> int:
-        """Bytes of the weights of the whole model."""
         return sum(piece.parameter_bytes for piece in (self.stem, *self.blocks, self.readout))
 
 
@@ -153,11 +119,7 @@ def write_profile(profile: Profile, path: Path) -> None:
 
 
 def read_profile(path: Path) -> Profile:
-    """Read a profile that `write_profile` wrote.
-
-    Raises:
-        InputError: the file cannot be read, is not a profile, or holds impossible numbers.
-    """
+    """Read a profile; raises InputError if it cannot be read or holds impossible numbers."""
     hint = "vigpipe plan without --profile makes one"
     return read_costs(path, profile_of, "is not a profile", hint)
 
@@ -166,11 +128,8 @@ def read_costs(path: Path, parse: Callable[[Any], Costs], if_wrong: str, hint: s
     """Read the measured costs in the JSON file of --profile.
 
     `parse` makes the costs from what JSON has, and raises TypeError, ValueError, KeyError or
-    AttributeError if it is something else. Then a message says `if_wrong` of the file, and `hint`
-    says what makes a right one.
-
-    Raises:
-        InputError: the file cannot be read, is not JSON, or `parse` refuses it.
+    AttributeError if it is something else. Then an InputError says `if_wrong` of the file, and
+    `hint` says what makes a right one.
     """
     try:
         table = json.loads(read_text(path), object_pairs_hook=no_duplicates)
@@ -192,11 +151,7 @@ def check_fields(kind: type[Any], table: Mapping[str, Any], where: str = "") -> 
 
 
 def profile_of(table: Any) -> Profile:  # noqa: ANN401
-    """Return the profile that a table of its fields holds, as JSON has it.
-
-    Raises:
-        TypeError, ValueError, KeyError, AttributeError: it holds something else.
-    """
+    """Return the profile that a table from JSON holds; raises as `parse` of `read_costs` does."""
     if not isinstance(table, dict):
         raise ValueError("'an object' is amiss")
     table = {"amounts": [], "rounds": [], **table}  # older profiles know none
@@ -232,22 +187,13 @@ class HasOptions(Protocol):
     """Costs that were measured with some options."""
 
     @property
-    def model(self) -> str:
-        """Name of the model."""
-        ...
-
+    def model(self) -> str: ...
     @property
-    def options(self) -> Mapping[str, str]:
-        """What the costs depend on, as text by name."""
-        ...
+    def options(self) -> Mapping[str, str]: ...
 
 
 def check_options(profile: HasOptions, where: str, model: str, options: Mapping[str, str]) -> None:
-    """Check that a profile, which comes from `where`, was measured with a run's model and options.
-
-    Raises:
-        InputError: the model or an option differs.
-    """
+    """Raise InputError unless a profile, which `where` names, has a run's model and options."""
     if profile.model != model:
         raise InputError(
             f"{where}: is a profile of {profile.model!r}, but --model is {model!r}; leave "
@@ -287,9 +233,8 @@ def _piece(table: Mapping[str, Any]) -> Piece:
 
 
 def _check(profile: Profile) -> None:
-    rows = profile.rows
+    rows, amounts = profile.rows, profile.amounts
     are_counts = all(type(n) is int and 1 <= n <= _MOST for n in rows)
-    amounts = profile.amounts
     if not all(isinstance(name, str) and name.isidentifier() for name in amounts):
         raise ValueError(f"amounts are {list(amounts)}")
     if bool(rows) == bool(amounts) or not are_counts or list(rows) != sorted({*rows}):
@@ -308,15 +253,7 @@ def _check(profile: Profile) -> None:
         raise ValueError(f"slowdown is {list(profile.slowdown)}")
     if not all(_are_factors(of_round, least=1e-3) for of_round in profile.rounds):
         raise ValueError(f"rounds are {list(profile.rounds)}")
-    for name in (
-        "dispatch_seconds",
-        "latency_seconds",
-        "bandwidth",
-        "update_seconds",
-        "fixed_seconds",
-        "optimizer_bytes",
-        "base_bytes",
-    ):
+    for name in [field.name for field in fields(Profile) if field.type in (int, float)]:
         value = getattr(profile, name)
         if not is_amount(value):
             raise ValueError(f"{name} is {value!r}")

@@ -25,27 +25,15 @@ from vigpipe.spans import WAITING, Span
 
 @dataclass(frozen=True)
 class StageCosts:
-    """Costs of the stages of one pipeline, in seconds; all replicas cost the same.
+    """Costs of the stages of one pipeline, in seconds; all replicas cost the same."""
 
-    Attributes:
-        forward: seconds of a forward by stage and micro-batch, on a rank that computes alone.
-        backward: seconds of a backward, likewise.
-        features: seconds of the transfer from stage i to stage i + 1, by i; not needed between
-            stages of one rank.
-        gradients: seconds of the transfer from stage i + 1 back to stage i, by i.
-        dispatch: seconds that a rank needs for every forward or backward in addition.
-        reduce: seconds of adding up the gradients of a stage over the replicas, by stage.
-        update: seconds of the optimizer and all else that is done once a step, by the rank's
-            position in the pipeline.
-    """
-
-    forward: Sequence[Sequence[float]]
-    backward: Sequence[Sequence[float]]
-    features: Sequence[float]
-    gradients: Sequence[float]
-    dispatch: float
-    reduce: Sequence[float]
-    update: Sequence[float]
+    forward: Sequence[Sequence[float]]  # by stage and micro-batch, on a rank that computes alone
+    backward: Sequence[Sequence[float]]  # likewise
+    features: Sequence[float]  # of the transfer from stage i to i + 1, where ranks differ, by i
+    gradients: Sequence[float]  # of the transfer from stage i + 1 back to i, by i
+    dispatch: float  # what every forward or backward needs in addition
+    reduce: Sequence[float]  # of adding up gradients over the replicas, by stage
+    update: Sequence[float]  # of all that is done once a step, by the rank's position
 
 
 def simulate(
@@ -59,26 +47,20 @@ def simulate(
     ahead: float = 0,
     distinct: bool = False,
 ) -> list[Span]:
-    """Simulate a training step of all ranks.
+    """Simulate a training step: every rank's spans, from 0 to its end without gap or overlap.
 
     Args:
         orders: actions of every rank of one pipeline, by the rank's position in it.
-        costs: costs of its stages, in seconds.
-        num_replicas: D, number of replicas; with one there is no all-reduce.
-        slowdown: how many times longer an action takes while 1, 2, ... ranks of its host compute.
-            Where more ranks compute than it has values, they take turns: the factor is the last
-            value times n / len(slowdown). None if ranks do not slow each other down.
-        ranks_per_host: ranks on each host, hosts filled in the order of ranks; None if one host
-            has all ranks.
+        costs: those of its stages.
+        num_replicas: with one there is no all-reduce.
+        slowdown: how many times longer an action takes while 1, 2, ... ranks of its host compute;
+            see `stretch`.
+        ranks_per_host: hosts are filled in the order of ranks; None if one host has all.
         reduce_before_send: whether a stage's gradients are added up inside its last backward,
-            before the gradient of its input leaves (as DDP does), or once after the rank's last
-            action.
+            before the gradient of its input leaves (as DDP does), or after the rank's last action.
         ahead: how many messages of a kind a rank asks for before it gets to their actions: 0, 1
             (the next one, when it gets to an action), or infinity.
         distinct: whether to leave out the replicas that do the same as the first one.
-
-    Returns:
-        The spans of every rank, from 0 to the rank's end without gap or overlap.
 
     Raises:
         ValueError: the ranks wait for one another and never end.
@@ -122,7 +104,10 @@ def num_simulated(
 
 
 def stretch(slowdown: Sequence[float] | None, num_computing: int) -> float:
-    """Return how many times longer an action takes while so many ranks of its host compute."""
+    """Return how many times longer an action takes while so many ranks of its host compute.
+
+    Where more compute than `slowdown` has values, they take turns. None: nobody slows down others.
+    """
     if slowdown is None or num_computing == 0:
         return 1.0
     if num_computing <= len(slowdown):
@@ -164,12 +149,10 @@ def _program(
 ) -> list[Operation]:
     num_ranks, num_stages, num_microbatches = len(orders), len(costs.forward), len(costs.forward[0])
     alone = num_ranks == 1
-    asks_next = ahead == 1
     left = {stage: num_microbatches for stage in range(position, num_stages, num_ranks)}
     program: list[Operation] = []
     for kind, stage, microbatch in orders[position]:
-        # Forward m of a stage gives message 2 * (stage * M + m), and its backward gives the next
-        # number.
+        # Forward m of a stage gives message 2 * (stage * M + m), its backward the next number.
         message = 2 * (stage * num_microbatches + microbatch)
         if kind == "forward":
             seconds = costs.forward[stage][microbatch] + costs.dispatch
@@ -184,7 +167,7 @@ def _program(
             transfer = costs.gradients[stage] if received else 0.0
             gives = message + 1
             left[stage] -= 1
-        asks = needs + 2 if asks_next and received and microbatch + 1 < num_microbatches else -1
+        asks = needs + 2 if ahead == 1 and received and microbatch + 1 < num_microbatches else -1
         operation = Operation(kind, stage, microbatch, seconds, needs, transfer, gives, asks=asks)
         if kind == "backward" and reduces and reduce_before_send and left[stage] == 0:
             summing = Operation(

@@ -15,35 +15,21 @@ Stages = tuple[tuple[int, ...], ...]  # block indices of every stage, in the ord
 
 @dataclass(frozen=True)
 class Request:
-    """The layouts to choose from, and the limits that they must keep to.
+    """The layouts to choose from, and the limits that they must keep to."""
 
-    Attributes:
-        num_ranks: S, ranks of one pipeline.
-        num_replicas: D, copies of the pipeline.
-        batch_size: B, samples of a step over all replicas.
-        microbatches: numbers M of micro-batches to choose from.
-        schedules: pairs (schedule, virtual stages per rank) to choose from.
-        memory_limit_bytes: memory that a rank may use, Profile.base_bytes included; None for no
-            limit.
-        ranks_per_host: ranks on each host, hosts filled in the order of ranks; None if one host
-            has all ranks.
-        sync: how the gradients of the replicas are added up.
-        typical: size of a micro-batch, where each is drawn as it is; None if B samples are cut.
-    """
-
-    num_ranks: int
-    num_replicas: int
-    batch_size: int
-    microbatches: tuple[int, ...]
+    num_ranks: int  # S, of one pipeline
+    num_replicas: int  # D, copies of the pipeline
+    batch_size: int  # B, samples of a step over all replicas
+    microbatches: tuple[int, ...]  # numbers M to choose from
+    # Pairs of a schedule and virtual stages per rank to choose from.
     schedules: tuple[tuple[Schedule, int], ...] = (("gpipe", 1), ("1f1b", 1))
-    memory_limit_bytes: int | None = None
-    ranks_per_host: int | None = None
+    memory_limit_bytes: int | None = None  # of a rank, Profile.base_bytes included
+    ranks_per_host: int | None = None  # filled in the order of ranks; None if one host has all
     sync: Sync = "double"
-    typical: Amounts | None = None
+    typical: Amounts | None = None  # a micro-batch's size where each is drawn; None if B is cut
 
     @property
     def most_microbatches(self) -> int:
-        """Largest number of micro-batches of a replica."""
         if self.typical is None:
             return self.batch_size // self.num_replicas
         return max(self.microbatches)

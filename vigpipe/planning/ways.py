@@ -25,31 +25,19 @@ Curve = tuple[tuple[float, float], ...]  # pairs of bytes and what belongs to th
 
 @dataclass(frozen=True)
 class Links:
-    """What ranks take to tell one another something, beyond what each does for it by itself.
+    """What ranks take to tell one another something, beyond what each does for it by itself."""
 
-    Attributes:
-        num_ranks: how many ranks measured; 1 if there was nobody to talk to, and all is free.
-        exchanges: bytes that a rank gives to all others, and the seconds of such an exchange.
-        sums: bytes of a tensor, and the seconds of adding it up over all ranks.
-        agreement_seconds: seconds in which the ranks agree that a step is taken.
-        latency_seconds: seconds of a small message between two ranks.
-        bandwidth: bytes per second of a large one.
-    """
-
-    num_ranks: int
-    exchanges: Curve
-    sums: Curve
-    agreement_seconds: float
-    latency_seconds: float
-    bandwidth: float
+    num_ranks: int  # those that measured; 1 if there was nobody to talk to, and all is free
+    exchanges: Curve  # bytes that a rank gives to all others, and the seconds of this
+    sums: Curve  # bytes of a tensor, and the seconds of adding it up over all ranks
+    agreement_seconds: float  # in which the ranks agree that a step is taken
+    latency_seconds: float  # of a small message between two ranks
+    bandwidth: float  # bytes per second of a large one
 
 
 @dataclass(frozen=True)
 class Layers:
-    """What the planner of pipelines needs to predict one; rows and the following are `typical`.
-
-    The profile has the costs of the model's pieces on one micro-batch; stages list their blocks.
-    """
+    """What the planner of pipelines needs to predict one; the mean micro-batch is `typical`."""
 
     profile: Profile
     stages: tuple[tuple[int, ...], ...]
@@ -60,7 +48,6 @@ class Layers:
 
     @property
     def typical(self) -> Amounts:
-        """The size of the mean micro-batch."""
         return Amounts(self.rows, self.others, self.padded_rows)
 
 
@@ -68,39 +55,22 @@ class Layers:
 class MeasuredWay:
     """One way to use the ranks, and what its steps cost.
 
-    Attributes:
-        name: name of the way.
-        options: what to type for it, behind what all ways share.
-        is_same: whether a step is one rank's, up to rounding.
-        num_ranks: ranks that take part.
-        steps_per_epoch: steps that take every sub-graph once.
-        why_not: why it is not there or was not measured; empty otherwise.
-        seconds: seconds of a step while 1, 2, ... ranks of a host compute, without messages.
-        exchanges: bytes that a rank gives in an exchange, and how many exchanges of a step are so
-            large.
-        sums: bytes of a tensor that is added up over the ranks, and how many tensors of a step are
-            so large.
-        exchanged_bytes: what all ranks give one another in a step, without gradients of weights.
-        gradient_bytes: bytes of the tensor in which these are added up.
-        peak_bytes: memory of the fullest rank, that of a process without a model included.
-        sources: how many times its own rows a rank sums over, its halo included; the largest.
-        layers: what a pipeline is predicted from; the attributes from `seconds` on, but for
-            `exchanged_bytes`, then follow from it.
+    With `layers` it is a pipeline, which is predicted from these alone.
     """
 
     name: str
-    options: str
-    is_same: bool
+    options: str  # what to type for it, behind what all ways share
+    is_same: bool  # whether a step is one rank's, up to rounding
     num_ranks: int
-    steps_per_epoch: int
-    why_not: str = ""
-    seconds: tuple[float, ...] = ()
-    exchanges: Curve = ()
-    sums: Curve = ()
-    exchanged_bytes: int = 0
-    gradient_bytes: int = 0
-    peak_bytes: int = 0
-    sources: float = 1.0
+    steps_per_epoch: int  # those that take every sub-graph once
+    why_not: str = ""  # why it is not there or was not measured
+    seconds: tuple[float, ...] = ()  # of a step while 1, 2, ... ranks compute, without messages
+    exchanges: Curve = ()  # bytes that a rank gives in an exchange, and how many a step has
+    sums: Curve = ()  # bytes of a tensor that is added up over ranks, and how many a step has
+    exchanged_bytes: int = 0  # what all ranks give in a step, without gradients of weights
+    gradient_bytes: int = 0  # of the tensor in which these are added up
+    peak_bytes: int = 0  # memory of the fullest rank, that without a model included
+    sources: float = 1.0  # how many times its own rows a rank sums over, at most: its halo's too
     layers: Layers | None = None
 
     @property
@@ -111,42 +81,25 @@ class MeasuredWay:
 
 @dataclass(frozen=True)
 class Measured:
-    """The costs of all ways in which m = num_ranks ranks can train a model on a graph.
-
-    Attributes:
-        model: name of the model.
-        options: what else the costs depend on, as text by name.
-        num_ranks: ranks that the ways are for.
-        ways: all of them, the single rank first.
-        links: what messages cost.
-        facts: hardware, threads per rank, versions, commit, date.
-    """
+    """The costs of all ways in which m = num_ranks ranks can train a model on a graph."""
 
     model: str
-    options: Mapping[str, str]
+    options: Mapping[str, str]  # what else the costs depend on
     num_ranks: int
-    ways: tuple[MeasuredWay, ...]
+    ways: tuple[MeasuredWay, ...]  # the single rank first
     links: Links
-    facts: Mapping[str, Any]
+    facts: Mapping[str, Any]  # hardware, threads per rank, versions, commit, date
 
 
 def write_measured(measured: Measured, path: Path) -> None:
-    """Write measured costs as a JSON file, which `read_measured` reads.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
+    """Write measured costs as a JSON file; raises InputError if it cannot be written."""
     text = json.dumps(asdict(measured), indent=1, ensure_ascii=False) + "\n"
     with told_if_unwritable(f"--out {path}", "choose another file"):
         write_atomically(path, text)
 
 
 def read_measured(path: Path) -> Measured:
-    """Read measured costs that `write_measured` wrote.
-
-    Raises:
-        InputError: the file cannot be read, is none of these, or holds impossible numbers.
-    """
+    """Read measured costs; raises InputError if they cannot be read or hold impossible numbers."""
     if_wrong = "does not hold the costs of ways to use ranks"
     hint = "vigpipe plan --ranks without --profile makes one"
     return read_costs(path, _measured, if_wrong, hint)
@@ -210,7 +163,7 @@ def _layers(table: Any, num_ranks: int) -> Layers:  # noqa: ANN401
         raise ValueError(f"stages are {stages}")
     _count(values["num_microbatches"], "num_microbatches")
     others = tuple(values["others"])
-    for value in (values["rows"], values["padded_rows"], *others):
+    for value in values["rows"], values["padded_rows"], *others:
         _check_amount(value, "rows")
     if len(others) != len(profile.amounts) - 1:
         raise ValueError(f"others are {others}")

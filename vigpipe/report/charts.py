@@ -117,10 +117,7 @@ def replica_chart(doings: Sequence[Doing], num_replicas: int) -> "Figure":
 
 
 def piece_chart(stacked: Mapping[str, Mapping[str, Mapping[str, float]]]) -> "Figure":
-    """Draw the time of the model's pieces, with one panel per direction and one column per piece.
-
-    The seconds are by direction, part and piece, as `durations.stacked_medians` returns them.
-    """
+    """Draw `durations.stacked_medians` by direction: a panel for each, with a column per piece."""
     from plotly.graph_objects import Bar
     from plotly.subplots import make_subplots
 
@@ -143,11 +140,9 @@ def piece_chart(stacked: Mapping[str, Mapping[str, Mapping[str, float]]]) -> "Fi
                 )
                 figure.add_trace(bar, row=1, col=column)
                 in_legend.add(part)
-        pieces = list(dict.fromkeys(piece for by_piece in parts.values() for piece in by_piece))
-        order = [escape(piece.removeprefix("block ")) for piece in pieces]
-        figure.update_xaxes(
-            type="category", categoryorder="array", categoryarray=_in_order(order), col=column
-        )
+        pieces = dict.fromkeys(piece for by_piece in parts.values() for piece in by_piece)
+        order = _in_order([escape(piece.removeprefix("block ")) for piece in pieces])
+        figure.update_xaxes(type="category", categoryorder="array", categoryarray=order, col=column)
     figure.update_layout(barmode="stack")
     figure.update_yaxes(title_text="ms a step (medians)", col=1)
     return styled(figure, height=340)
@@ -204,7 +199,7 @@ def timeline_chart(timeline: Timeline) -> "Figure":
 
 def _boxes(
     spans: Sequence[Span], look: Look, texts: Sequence[str], begin: float, in_legend: bool
-) -> "object":
+) -> object:
     from plotly.graph_objects import Bar
 
     return Bar(
@@ -241,10 +236,7 @@ def _hover_text(span: Span, begin: float) -> str:
 
 
 def styled(figure: "Figure", height: int, top: int = 60) -> "Figure":
-    """Set size, in pixels, and background of a chart; the page's style sheet colours the rest.
-
-    The legend has the upper part of the height, `top`.
-    """
+    """Set size, in pixels, and background of a chart; the page's style sheet colours the rest."""
     figure.update_layout(
         template="none",
         height=height,
@@ -283,7 +275,8 @@ def as_html(figure: "Figure", name: str) -> str:
 
 def _in_order(pieces: Sequence[str]) -> list[str]:
     """Sort the names of pieces: the stem, the blocks by number, the others."""
-    blocks = sorted((piece for piece in pieces if piece.isdigit()), key=int)
-    first = [piece for piece in pieces if piece == "stem"]
-    last = [piece for piece in pieces if not piece.isdigit() and piece != "stem"]
-    return [*first, *blocks, *last]
+
+    def place(piece: str) -> tuple[int, int]:
+        return (1, int(piece)) if piece.isdigit() else (0 if piece == "stem" else 2, 0)
+
+    return sorted(pieces, key=place)

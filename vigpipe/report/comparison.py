@@ -23,7 +23,7 @@ _COMMIT = re.compile(r"([0-9a-f]{10})[0-9a-f]{30,54}(\+?)")  # whole, as Git wri
 def settled_steps(run: ReportedRun) -> tuple[StepMetrics, ...]:
     """Return the steps after the warm-up of a timed run, or all but the first of an untimed one.
 
-    Steps with partial batches are left out. All are returned where either would leave none.
+    Steps with partial batches are left out, unless either would leave none.
     """
     partial, settled = _partial_batches(run), _after_warmup(run)
     full = [i for i in settled if i not in partial] or settled
@@ -52,10 +52,7 @@ def _partial_batches(run: ReportedRun) -> dict[int, Fill]:
 
 
 def run_table(runs: Sequence[ReportedRun]) -> list[Line]:
-    """Make the table of runs: one line per fact, such as the model or its accuracy.
-
-    Facts that no run tells are left out.
-    """
+    """Make the table of runs: one line per fact that a run tells, such as its accuracy."""
     units = dict.fromkeys(run.unit for run in runs)
     shares = [name for unit in units for name in SHARES[unit] if name != "top5"]
     lines: list[tuple[str, Callable[[ReportedRun], Cell]]] = [

@@ -111,8 +111,7 @@ def throughput_chart(runs: Sequence[ReportedRun]) -> "Figure":
 def partial_batches(steps: Sequence[StepMetrics]) -> set[int]:
     """Find the positions of the steps with partial batches; none if all are such.
 
-    Where the steps do not tell it, as those of earlier versions, smaller last batches count as such
-    (`small_batches`).
+    Steps of earlier versions do not tell it; there, smaller last batches count as such.
     """
     partial = {i for i, step in enumerate(steps) if step.partial is not None}
     if not partial:
@@ -172,11 +171,7 @@ def _line(
     *,
     faint: bool = False,
 ) -> "Scatter | None":
-    """Draw one line of a run.
-
-    The legend names the lines of a single run; of several runs it names each run once, and the
-    page's text explains dots and dashes.
-    """
+    """Draw one line of a run; the legend names the lines of a single run, or else each run once."""
     from plotly.graph_objects import Scatter
 
     if not points:

@@ -43,8 +43,7 @@ def part_rows(seconds: Seconds) -> Rows:
         block = _BLOCK.fullmatch(key[1])
         name = f"one {_part(block)}" if block and not block[2] else _part(block) or key[1]
         pooled.setdefault((name, key[2]), []).extend(seconds[key])
-    order = ["stem", "one block", *list(PARTS_OF_BLOCK.values())[1:], "update"]
-    order += ["readout", "loss"]
+    order = ["stem", "one block", *list(PARTS_OF_BLOCK.values())[1:], "update", "readout", "loss"]
     names = sorted(pooled, key=lambda key: order.index(key[0]) if key[0] in order else len(order))
     return [(name, direction, statistics(pooled[name, direction])) for name, direction in names]
 
@@ -69,14 +68,10 @@ def medians(seconds: Seconds) -> dict[str, float]:
 
 
 def stacked_medians(seconds: Seconds, direction: str) -> dict[str, dict[str, float]]:
-    """Compute the median seconds of each part of each piece of the model, for a stacked chart.
+    """Compute the median seconds by part, then by piece of the model, for a stacked chart.
 
-    Returns:
-        Seconds by part, then by piece. The parts are "kNN", "aggregation", "rest of the Grapher",
-        "FFN", "rest of the block"; "aggregation", "update" and "rest of the block" in a graph
-        model; and "whole" for a piece without parts. The pieces are "stem", "block 0", …,
-        "readout", "loss". The parts of a piece add up to its median, unless their own medians
-        exceed it.
+    The parts of a piece add up to its median, unless their own medians exceed it. A piece without
+    parts, such as the stem, has the part "whole".
     """
     median_of = {key[1]: float(np.median(seconds[key])) for key in _regions(seconds, {direction})}
     stacked: dict[str, dict[str, float]] = {}

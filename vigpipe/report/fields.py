@@ -9,11 +9,7 @@ LARGEST = 1e300  # arithmetic with larger numbers could overflow
 
 
 def parse_object(text: str, where: str) -> "Fields":
-    """Parse a JSON object; the errors name the file and line that it comes from, `where`.
-
-    Raises:
-        InputError: the text is not JSON, or not an object.
-    """
+    """Parse a JSON object; an InputError names the file and line that it comes from, `where`."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:

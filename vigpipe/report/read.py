@@ -44,17 +44,11 @@ class StepMetrics(NamedTuple):
 
 
 class SplitScore(NamedTuple):
-    """The score of test or validation samples.
-
-    Attributes:
-        loss: their mean loss.
-        shares: by name, from 0 to 1, the main one first: top1 of images, accuracy of nodes.
-        average: the main share of the moving average of the weights; None without one.
-    """
+    """The score of test or validation samples."""
 
     loss: float
-    shares: dict[str, float]
-    average: float | None = None
+    shares: dict[str, float]  # from 0 to 1, the main one first: top1 of images, accuracy of nodes
+    average: float | None = None  # the main share of the moving average of the weights
 
     @property
     def main(self) -> float:
@@ -63,61 +57,38 @@ class SplitScore(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """One evaluation: a row of metrics.jsonl.
+    """One evaluation, at the end of an epoch: a row of metrics.jsonl."""
 
-    Attributes:
-        step: the last optimizer step before it.
-        epoch: the epoch that it ended.
-        training_loss: mean over the training samples of the epoch.
-        unit: what is scored: images or nodes.
-    """
-
-    step: int
+    step: int  # the last optimizer step before it
     epoch: int
-    training_loss: float | None
-    unit: str
+    training_loss: float | None  # mean over the training samples of the epoch
+    unit: str  # what is scored: images or nodes
     test: SplitScore
     validation: SplitScore | None = None
 
 
 class Resumption(NamedTuple):
-    """When a run went on, and how many replicas it had until then: a row of metrics.jsonl.
-
-    Runs of earlier versions do not tell their replicas.
-    """
+    """When a run went on, and how many replicas it had until then: a row of metrics.jsonl."""
 
     after_step: int
-    replicas_before: int | None
+    replicas_before: int | None  # runs of earlier versions do not tell it
 
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """Everything that the folder of a run holds.
+    """Everything that the folder of a run holds."""
 
-    Attributes:
-        name: name of the folder, or its whole path where two runs have folders of one name.
-        options: options of config.toml, by name; empty if the file is missing.
-        steps: metrics of every optimizer step, in their order; of replica 0, where replicas take
-            steps of their own.
-        summary: content of summary.json; empty for a run that has not finished.
-        running: whether the run goes on: its process holds the folder's lock.
-        unfinished: how the run ended before its time; empty for a finished or a running one.
-        timing: content of the timing files; None for a run that was not timed.
-        replicas: what replicas with steps of their own did; None if all took every step together.
-        steps_of_others: metrics of the steps of the other replicas then, by replica.
-    """
-
-    name: str
+    name: str  # of the folder, or its whole path where two runs have folders of one name
     folder: Path
-    options: dict[str, Any]
-    steps: tuple[StepMetrics, ...]
+    options: dict[str, Any]  # of config.toml; empty if the file is missing
+    steps: tuple[StepMetrics, ...]  # of replica 0, where replicas take steps of their own
     evaluations: tuple[Evaluation, ...]
-    summary: Fields
-    running: bool
-    unfinished: str
-    timing: ReportedTiming | None
-    replicas: ReportedReplicas | None = None
-    steps_of_others: dict[int, tuple[StepMetrics, ...]] = field(default_factory=dict)
+    summary: Fields  # of summary.json; empty for a run that has not finished
+    running: bool  # whether its process holds the folder's lock
+    unfinished: str  # how it ended before its time; empty for a finished or a running one
+    timing: ReportedTiming | None  # None for a run that was not timed
+    replicas: ReportedReplicas | None = None  # None if all took every step together
+    steps_of_others: dict[int, tuple[StepMetrics, ...]] = field(default_factory=dict)  # by replica
     resumptions: tuple[Resumption, ...] = ()
 
     @property
@@ -129,8 +100,8 @@ class ReportedRun:
 def read_runs(folders: Sequence[Path]) -> list[ReportedRun]:
     """Read the folders of several runs, in the order given.
 
-    Raises:
-        InputError: no folder is given, one is given twice, or one holds no run or a broken file.
+    InputError is raised if no folder is given, one is given twice, or one holds no run or a broken
+    file.
     """
     if not folders:
         raise InputError(f"vigpipe report: no run was given; {_ADVICE}")

@@ -31,23 +31,14 @@ class Doing(NamedTuple):
 
 @dataclass(frozen=True)
 class ReportedReplicas:
-    """What the replicas of a run did.
+    """What the replicas of a run did; a run that has not finished has only `doings`."""
 
-    Attributes:
-        doings: spans of all replicas, in the order of the file.
-        each: counts and seconds of each replica, by name; empty for a run that has not finished.
-        balance: how even "items" and "busy" were, by name; empty for such a run, too.
-        server: counts and seconds of the server; empty if there is none.
-        num_replicas: D; spans of a server are those of number D.
-        prediction: throughput with one replica more or fewer; None if the run does not tell it.
-    """
-
-    doings: tuple[Doing, ...]
-    each: tuple[dict[str, float], ...]
-    balance: dict[str, dict[str, float]]
-    server: dict[str, Any]
-    num_replicas: int
-    prediction: Prediction | None = None
+    doings: tuple[Doing, ...]  # in the order of the file
+    each: tuple[dict[str, float], ...]  # counts and seconds of each replica, by name
+    balance: dict[str, dict[str, float]]  # how even "items" and "busy" were, by name
+    server: dict[str, Any]  # counts and seconds of the server; empty if there is none
+    num_replicas: int  # D; spans of a server are those of number D
+    prediction: Prediction | None = None  # None if the run does not tell it
 
     @property
     def has_server(self) -> bool:
@@ -56,13 +47,7 @@ class ReportedReplicas:
 
 
 def read_replicas(folder: Path, summary: Fields) -> ReportedReplicas | None:
-    """Read what the replicas of a run did; None if all of them took every step together.
-
-    The summary is that of summary.json, and empty if the run has not finished.
-
-    Raises:
-        InputError: a file is broken.
-    """
+    """Read what the replicas of a run did; None if all of them took every step together."""
     path = folder / EVENTS
     if not path.is_file() and "replicas" not in summary:
         return None

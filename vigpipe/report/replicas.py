@@ -21,10 +21,7 @@ MOST_SPANS = 4000  # more would make the chart slow
 
 
 def replica_section(replicas: ReportedReplicas, index: int, unit: str) -> Iterator[str]:
-    """Make the HTML about the replicas of one run, which counts images or nodes.
-
-    The index is the run's position in the page, which makes the name of its chart unique.
-    """
+    """Make the HTML about the replicas of the run at this position of the page."""
     if replicas.each:
         yield table(heads_of_each(trained_on(unit)), rows_of_each(replicas.each))
         if of_partial := partial_items(replicas.each):
@@ -41,13 +38,10 @@ def replica_section(replicas: ReportedReplicas, index: int, unit: str) -> Iterat
     doings = sorted(replicas.doings, key=lambda doing: doing.start)
     if doings:
         left_out = len(doings) - MOST_SPANS
-        what = (
-            f"the last {MOST_SPANS:,} of {len(doings):,} spans" if left_out > 0 else "the whole run"
-        )
+        last = f"the last {MOST_SPANS:,} of {len(doings):,} spans"
         yield paragraph(
-            f"Who did what when, {what}. Waits below a millisecond are not drawn. The clocks of "
-            "several hosts may differ."
+            f"Who did what when, {last if left_out > 0 else 'the whole run'}. Waits below a "
+            "millisecond are not drawn. The clocks of several hosts may differ."
         )
-        yield as_html(
-            replica_chart(doings[-MOST_SPANS:], replicas.num_replicas), f"replicas-{index}"
-        )
+        chart = replica_chart(doings[-MOST_SPANS:], replicas.num_replicas)
+        yield as_html(chart, f"replicas-{index}")

@@ -63,9 +63,8 @@ _HEAD = f"""<meta charset="utf-8">
 def document(mark: str, title: str, body: str, advice: str = "") -> str:
     """Make the HTML of a page that opens from disk, and draws its charts without a network.
 
-    The mark is the line by which a command knows its own pages again; title and advice are plain
-    text, and the body is the HTML below the heading. The advice stands at the foot, after the
-    version.
+    By the mark a command knows its own pages again. Title and advice, which stands at the foot, are
+    plain text, and the body is HTML.
     """
     from plotly.offline import get_plotlyjs
 

@@ -38,10 +38,7 @@ def has_times(run: ReportedRun) -> bool:
 
 
 def time_sections(timing: ReportedTiming, index: int, unit: str = "images") -> Iterator[str]:
-    """Make the HTML about one run's time; the run counts images or nodes.
-
-    The index is the run's position in the page, which makes the names of its charts unique.
-    """
+    """Make the HTML about the time of the run at this position of the page."""
     missing = _missing(timing)
     if missing:
         yield paragraph(

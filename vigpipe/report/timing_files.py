@@ -22,50 +22,30 @@ _OLD_COLUMNS = ",".join(_NAMES[:-2])
 
 @dataclass(frozen=True)
 class Timeline:
-    """The spans of one step on all ranks, as timeline.json holds them.
-
-    The times of one event on two ranks may be `clock_error_seconds` apart. The predicted spans were
-    simulated; there may be none.
-    """
+    """The spans of one step on all ranks, as timeline.json holds them."""
 
     step: int
     microbatches: int
-    clock_error_seconds: float
+    clock_error_seconds: float  # the times of one event on two ranks may be so far apart
     measured: tuple[Span, ...]
-    predicted: tuple[Span, ...]
+    predicted: tuple[Span, ...]  # by simulation; there may be none
 
 
 @dataclass(frozen=True)
 class ReportedTiming:
-    """The timing files of a run; any of them may be missing in a run that did not finish.
+    """The timing files of a run; any of them may be missing in a run that did not finish."""
 
-    Attributes:
-        rows: rows of timing.csv, which begins after the warm-up.
-        timeline: spans of one step of all ranks.
-        warmup_steps: optimizer steps that the numbers leave out; None in an unfinished run.
-        overhead: share of a step that timing itself costs.
-        accounts: where the time of a step goes, one account per rank.
-        bubble: the share of waiting and its reasons; None if the run has one stage.
-        peak_bytes: peak memory of every rank.
-    """
-
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...]  # of timing.csv, which begins after the warm-up
     timeline: Timeline | None
-    warmup_steps: int | None
-    overhead: float | None
-    accounts: tuple[Account, ...]
-    bubble: Bubble | None
-    peak_bytes: tuple[float, ...]
+    warmup_steps: int | None  # optimizer steps that the numbers leave out
+    overhead: float | None  # share of a step that timing itself costs
+    accounts: tuple[Account, ...]  # where the time of a step goes, by rank
+    bubble: Bubble | None  # None also if the run has one stage
+    peak_bytes: tuple[float, ...]  # of every rank
 
 
 def read_timing(folder: Path, summary: Fields) -> ReportedTiming | None:
-    """Read the timing files of a run; None if it was not timed.
-
-    The summary is that of summary.json, and empty if the run has not finished.
-
-    Raises:
-        InputError: a file is broken.
-    """
+    """Read the timing files of a run; None if it was not timed."""
     rows_file, timeline_file = folder / "timing.csv", folder / "timeline.json"
     if not (rows_file.is_file() or timeline_file.is_file() or "timing" in summary):
         return None
@@ -139,8 +119,8 @@ def _spans(table: Fields, name: str) -> tuple[Span, ...]:
         if end < start:
             raise InputError(f"{where}: ends at {end} before it starts at {start}")
         stage, microbatch = (int(values.number(key)) for key in ("stage", "microbatch"))
-        span = Span(values.whole("rank"), cast(SpanKind, kind), start, end, stage, microbatch)
-        spans.append(span)
+        rank = values.whole("rank")
+        spans.append(Span(rank, cast(SpanKind, kind), start, end, stage, microbatch))
     return tuple(spans)
 
 
