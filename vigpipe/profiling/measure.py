@@ -54,18 +54,14 @@ def measure_profile(
     microbatch_sizes: Sequence[int],
     slowdown: tuple[float, ...] | None = None,
 ) -> Profile | None:
-    """Profile the unsplit model on rank 0, with the other ranks beside it.
+    """Profile the unsplit model on rank 0, which alone returns it; all ranks call this together.
 
-    All ranks call this together. Rank 0 times the pieces while the others wait, with every size of
-    the micro-batches in turn. Before, between and after the turns the first two, three, ... ranks
-    train at the same time, which shows how much they slow each other down, and how steady the
-    machine is, unless the slowdown is known; then ranks 0 and 1 exchange messages.
+    Rank 0 times the pieces while the others wait, with every size of the micro-batches in turn.
+    Before, between and after the turns the first two, three, ... ranks train at the same time,
+    which shows how much they slow each other down, and how steady the machine is, unless the
+    slowdown is known; then ranks 0 and 1 exchange messages.
 
     The sizes, in samples and ascending, do not matter where micro-batches are drawn as they are.
-    The run's layout is not used.
-
-    Returns:
-        The profile on rank 0, else None.
     """
     steps = trial_steps(run, microbatch_sizes)
     base_bytes = peak_bytes(device)

@@ -28,13 +28,7 @@ from vigpipe.run.step import complete_step, train_step
 
 
 class CountedShards(Shards):
-    """One rank of a group of m, without the others.
-
-    Attributes:
-        given: how often this rank gave so many bytes in an exchange since `begin_step`.
-        summed: how often a tensor of so many bytes was added up since then.
-        marks: when this rank was ready with each of these, as `time.perf_counter` tells.
-    """
+    """One rank of a group of m, without the others; it counts from `begin_step` on."""
 
     def __init__(self, size: int, rank: int) -> None:
         super().__init__()
@@ -42,13 +36,12 @@ class CountedShards(Shards):
         self.begin_step()
 
     def begin_step(self) -> None:
-        """Count anew."""
-        self.given: Counter[int] = Counter()
-        self.summed: Counter[int] = Counter()
-        self.marks: list[float] = []
+        self.given: Counter[int] = Counter()  # how often so many bytes were given in an exchange
+        self.summed: Counter[int] = Counter()  # how often a tensor of so many bytes was added up
+        self.marks: list[float] = []  # when each of these was ready, by `time.perf_counter`
 
     def exchange(self, contribution: Contribution, what: str) -> Tensor:
-        """Count what this rank would give; it gets zeros from others. See `Shards.exchange`."""
+        """Count what this rank would give; it gets zeros from others."""
         (write, shapes, index, like), rank = contribution, self.rank
         mine = like.new_zeros(shapes[rank])
         with _disable_current_modes():  # what others hold does not count
@@ -76,19 +69,12 @@ class CountedShards(Shards):
 
 
 class Counted(NamedTuple):
-    """What one rank sends and holds in a step.
-
-    Attributes:
-        sent_bytes: what it gives to those that share its batch.
-        given: how often it gives so many bytes in an exchange.
-        summed: how often a tensor of so many bytes is added up over the ranks.
-        peak_bytes: most bytes of all tensors that exist at a time, but for the graph itself.
-    """
+    """What one rank sends and holds in a step; see `CountedShards`."""
 
     sent_bytes: int
     given: Counter[int]
     summed: Counter[int]
-    peak_bytes: int
+    peak_bytes: int  # of all tensors that exist at a time, but for the graph itself
 
 
 class Rehearsal(Steps):
@@ -105,10 +91,7 @@ class Rehearsal(Steps):
         super().__init__(run, rank, device, alone, self._shards)
 
     def timed(self) -> list[float]:
-        """Take a step, and return the seconds of its stretches.
-
-        They last from its begin to the first exchange, from there to the next, ..., to its end.
-        """
+        """Take a step, and return its seconds to the first exchange, to the next, ..., to its end."""
         self._shards.begin_step()
         synchronize(self.device)
         began = time.perf_counter()

@@ -57,11 +57,7 @@ class TimedSteps:
 
 
 def piece_seconds(rows: Sequence[Row], piece: str, direction: str) -> float:
-    """Return the seconds that a piece takes for one micro-batch, the median over the steps.
-
-    The piece is `stem`, `block 3` or `readout`, of which the loss counts as part; the direction is
-    `forward` or `backward`.
-    """
+    """Return the seconds that a piece takes for one micro-batch, the median over the steps."""
     regions = (piece, "loss") if piece == "readout" else (piece,)
     seconds: float = 0
     for region in regions:
@@ -81,11 +77,10 @@ def dispatch_seconds(rows: Sequence[Row], pieces: Sequence[str]) -> float:
 
 
 def update_seconds(rows: Sequence[Row]) -> tuple[float, float]:
-    """Return the seconds of the work that is done once a step, medians over the steps.
+    """Return the seconds of what is done once a step, medians over the steps.
 
-    Returns:
-        The seconds of all of it (optimizer, adding gradients up, other), and of the part that
-        does not shrink when the model is cut into stages.
+    First those of all of it (optimizer, adding gradients up, other), then those of the part that
+    does not shrink when the model is cut into stages.
     """
     by_step: dict[int, dict[str, float]] = {}
     for row in rows:

@@ -21,18 +21,12 @@ Trial = tuple[RankState, ReplicaBatch]
 
 
 def trial_steps(run: Run, microbatch_sizes: Sequence[int]) -> list[TrialStep]:
-    """Return the steps of at most two micro-batches that the costs of these sizes are measured on.
-
-    The layout of the run is not used.
-    """
+    """Return the steps of at most two micro-batches that costs of these sizes are measured on."""
     return run.job.trials(microbatch_sizes, _MAX_MICROBATCHES)
 
 
 def make_trial(run: Run, step: TrialStep, device: torch.device) -> Trial:
-    """Build the unsplit model with a recorder, and read the batch of one step.
-
-    The layout of the run is not used.
-    """
+    """Build the unsplit model with a recorder, and read the batch of one step."""
     layout = Layout(num_microbatches=step.num_microbatches)
     unsplit = replace(run.unsplit(), config=step.config, layout=layout)
     recorder = Recorder(make_clock(device), 0, 0, num_warmup=NUM_WARMUP, num_steps=MAX_STEPS)

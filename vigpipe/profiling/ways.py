@@ -48,14 +48,11 @@ _KEPT_LAYERS = 6  # activations of a layer that a step holds at a time, about, f
 
 @dataclass(frozen=True)
 class PossibleWay:
-    """A way that may be measured, and the options in which it differs from a run on one rank.
-
-    `is_same` says whether its steps are those of one rank.
-    """
+    """A way that may be measured, and the options in which it differs from a run on one rank."""
 
     name: str
     options: Mapping[str, Any]
-    is_same: bool
+    is_same: bool  # whether its steps are those of one rank
 
 
 def list_ways(config: TrainConfig, num_ranks: int) -> list[PossibleWay]:
@@ -102,11 +99,7 @@ def on_one_rank(run: Run, config: TrainConfig) -> Run:
 
 
 def arrange(run: Run, candidate: PossibleWay, device: torch.device) -> Run:
-    """Return the run of a way, made from that of one rank.
-
-    Raises:
-        InputError: there is no such way for this model and graph.
-    """
+    """Return the run of a way, made from that of one rank; raises InputError if there is none."""
     config = filled_in(with_model_defaults(replace(run.config, **candidate.options)))
     check_job(config)
     job = run.job
@@ -137,10 +130,8 @@ def ways_options(run: Run) -> dict[str, str]:
 def measure_ways(run: Run, rank: int, device: torch.device, num_ranks: int) -> Measured:
     """Measure every way to use m = num_ranks ranks, of which this world may have fewer.
 
-    The run is that of one rank. All ranks call this together.
-
-    Returns:
-        The costs, on rank 0; on others those of pipelines are missing.
+    The run is that of one rank. All ranks call this together; only rank 0 gets to know the costs of
+    pipelines.
     """
     world = _World(rank, dist.get_world_size() if dist.is_initialized() else 1, device)
     base_bytes = max(world.gathered(peak_bytes(device)))
@@ -219,8 +210,7 @@ def _count_shares(
 ) -> tuple[MeasuredWay, Rehearsal | None]:
     """Count what ranks that share a graph, a replica, or a single rank send and hold.
 
-    Returns:
-        The way without its seconds, and what this rank has to rehearse for these.
+    What this rank has to rehearse for the seconds of the way is returned beside it.
     """
     layout, device = run.layout, world.device
     work = _work(run)
@@ -261,12 +251,10 @@ def _count_shares(
 def _time_shares(
     shares: Mapping[int, _Share], world: _World, meter: LinkMeter
 ) -> dict[int, list[float]]:
-    """Rehearse all ways in turn, again and again, so that what disturbs them hits all alike.
+    """Return the seconds of a step while 1, 2, ... ranks rehearse at once, by way.
 
-    For the same reason messages are measured before, between and after them.
-
-    Returns:
-        The seconds of a step while 1, 2, ... ranks rehearse at once, by way.
+    All are rehearsed in turn, again and again, so that what disturbs them hits all alike. For the
+    same reason messages are measured before, between and after them.
     """
     found: dict[tuple[int, int], list[float]] = {}
     meter.burst()

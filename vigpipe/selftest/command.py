@@ -29,8 +29,7 @@ def command(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start `python -m vigpipe WORDS`, which ends with this context.
 
-    What it prints goes to the files `stdout` and `stderr` in the folder. `variables` are its whole
-    environment; by default that of this process.
+    What it prints goes to the files `stdout` and `stderr` in the folder.
     """
     with (
         (folder / "stdout").open("wb") as stdout,
@@ -53,11 +52,7 @@ def exit_code(child: "subprocess.Popen[bytes]", seconds: float) -> int:
 def run_command(
     words: Sequence[str], seconds: float, variables: Mapping[str, str] | None = None
 ) -> Finished:
-    """Run `python -m vigpipe WORDS` to its end; after `seconds` it is killed.
-
-    Raises:
-        OutOfTime: it had not ended in time.
-    """
+    """Run `python -m vigpipe WORDS` to its end; after `seconds` it is killed with OutOfTime."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="vigpipe-selftest-") as name:
         folder = Path(name)

@@ -29,22 +29,14 @@ ENDLESS = 1_000_000  # steps
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault, and how a run must end after it.
+    """A fault, and how a run must end after it."""
 
-    Attributes:
-        what: the fault and the ranks, in words.
-        signal: what the last rank is sent.
-        num_ranks: stages of the run; a single rank is the process of the command itself.
-        code: the exit code that must follow.
-        timeout: the option --timeout in seconds, after which a frozen rank is noticed.
-    """
-
-    what: str
-    signal: signal.Signals
-    num_ranks: int
+    what: str  # the fault and the ranks, in words
+    signal: signal.Signals  # what the last rank is sent
+    num_ranks: int  # stages; a single rank is the process of the command itself
     device: Device
-    code: int
-    timeout: int
+    code: int  # the exit code that must follow
+    timeout: int  # --timeout in seconds, after which a frozen rank is noticed
 
 
 def faults(machine: Machine) -> list[Fault]:
@@ -71,12 +63,7 @@ def measure(machine: Machine, budget: Budget) -> Iterator[Row]:
 
 
 def suffer(fault: Fault, seconds: float) -> list[Row]:
-    """Train, let the fault happen after a checkpoint, and go on from the checkpoint.
-
-    Raises:
-        OutOfTime: all of it took longer than `seconds`.
-        RuntimeError: the run ended before the fault.
-    """
+    """Train, let the fault happen after a checkpoint, and go on from the checkpoint."""
     deadline = time.monotonic() + seconds
     with tempfile.TemporaryDirectory(prefix="vigpipe-selftest-") as name:
         temporary = Path(name)
@@ -108,10 +95,7 @@ def suffer(fault: Fault, seconds: float) -> list[Row]:
 
 
 def judge(fault: Fault, values: Mapping[str, object]) -> Row:
-    """Say what is wrong with how a run has ended after a fault, if anything is.
-
-    The values are those that `suffer` has seen.
-    """
+    """Say what is wrong with the values that `suffer` has seen, if anything is."""
     wrong = []
     if values["code"] != fault.code:
         wrong.append(f"it ended with {values['code']} instead of {fault.code}")

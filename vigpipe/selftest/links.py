@@ -72,14 +72,9 @@ def _binary(num_bytes: int) -> str:
 def measure_links(
     world_size: int, device_name: Device, sizes: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Start ranks that measure, each on a GPU of its own; runs in a process of its own.
+    """Start ranks that measure messages of `sizes` bytes, each rank on a GPU of its own.
 
-    Returns:
-        For every operation and each of `sizes`, in bytes: operation, ranks, bytes, seconds of one
-        message, and algorithm_bandwidth and bus_bandwidth in bytes a second.
-
-    Raises:
-        RuntimeError: a rank has failed.
+    Bandwidths are in bytes a second. This runs in a process of its own.
     """
     with tempfile.TemporaryDirectory(prefix="vigpipe-selftest-") as name:
         out = Path(name) / "links.json"

@@ -24,21 +24,13 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine, and what of it is tested.
+    """The machine, and what of it is tested."""
 
-    Attributes:
-        device: what is tested: cpu, or cuda where there are GPUs.
-        processor: the name of the processor, with its number of cores.
-        num_threads: threads that a lone rank takes here.
-        gpus: the GPUs, none where the CPU is tested.
-        libraries: versions of CUDA, cuDNN, NCCL and Triton, those that there are.
-    """
-
-    device: Device
-    processor: str
-    num_threads: int
-    gpus: tuple[Gpu, ...]
-    libraries: dict[str, str]
+    device: Device  # what is tested: cpu, or cuda where there are GPUs
+    processor: str  # its name, with its number of cores
+    num_threads: int  # those that a lone rank takes here
+    gpus: tuple[Gpu, ...]  # none where the CPU is tested
+    libraries: dict[str, str]  # versions of CUDA, cuDNN, NCCL and Triton
 
     @property
     def hardware(self) -> str:
@@ -49,11 +41,7 @@ class Machine:
 
 
 def look_at_machine(requested: Device) -> Machine:
-    """Describe this machine; call this in a process of its own, for it opens a context on a GPU.
-
-    Raises:
-        InputError: --device asks for a GPU, and torch sees none.
-    """
+    """Describe this machine; call this in a process of its own, for it opens a context on a GPU."""
     device = device_alone(requested)
     has_gpu = device.type == "cuda"
     gpus = [_gpu(index) for index in range(torch.cuda.device_count())] if has_gpu else []

@@ -4,7 +4,7 @@ Plain torch on the device is compared as well: it is what serves where no fused 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 
 import torch
@@ -29,40 +29,27 @@ BOUNDS = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 2e-2}
 
 @dataclass(frozen=True)
 class Case:
-    """A call of an operator.
+    """A call of an operator."""
 
-    Attributes:
-        sizes: the sizes of the inputs, in words.
-        tensors: the inputs on the CPU; those that need a gradient have `requires_grad`.
-        run: calls the operator on the inputs, plain or fused; its result has the gradient.
-        is_exact: all arithmetic is in small whole numbers: the results must be equal, ties too.
-    """
-
-    sizes: str
-    tensors: tuple[Tensor | None, ...]
-    run: Callable[..., Tensor]
-    is_exact: bool = False
+    sizes: str  # those of the inputs, in words
+    tensors: tuple[Tensor | None, ...]  # the inputs on the CPU
+    run: Callable[..., Tensor]  # calls the operator on them, plain or fused
+    is_exact: bool = False  # arithmetic is in small whole numbers: results must be equal, ties too
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A call of an operator on the device, compared with plain torch on the CPU.
+    """The largest differences of a call on the device from plain torch on the CPU.
 
-    Attributes:
-        case: the sizes of the inputs, in words.
-        version: the version of the operator that served, as `ops.versions` names it.
-        forward: the largest difference of the result. For a graph whose arithmetic is exact, the
-            number of other indices; for another graph, the largest difference in nearness between
-            neighbours in the same position.
-        backward: the largest difference of a gradient; None if there is none.
-        bound: the largest difference allowed.
+    Those of a graph whose arithmetic is exact are the number of other indices; of another graph,
+    differences in nearness between neighbours in the same position.
     """
 
-    case: str
-    version: str
+    case: str  # the sizes of the inputs, in words
+    version: str  # the version of the operator that served, as `ops.versions` names it
     forward: float
-    backward: float | None
-    bound: float
+    backward: float | None  # None if there is no gradient
+    bound: float  # the largest that is allowed
 
 
 # ---- cases --------------------------------------------------------------------------------------
@@ -179,11 +166,10 @@ def _compare(name: str, case: Case, version: str, fused: bool, device: torch.dev
     actual, grads = _run(case, device, fused=fused)
     dtype = next(t.dtype for t in case.tensors if t is not None)
     if name == "knn":
-        bound = 0.0 if case.is_exact else BOUNDS[torch.float32]
-        off = float((actual != expected).sum())
-        if not case.is_exact:
-            off = _off_in_nearness(case, actual, expected)
-        return Compared(case.sizes, version, off, None, bound)
+        if case.is_exact:
+            return Compared(case.sizes, version, float((actual != expected).sum()), None, 0.0)
+        off = _off_in_nearness(case, actual, expected)
+        return Compared(case.sizes, version, off, None, BOUNDS[torch.float32])
     pairs = zip(grads, expected_grads, strict=True)
     backward = torch.tensor([relative_difference(*pair) for pair in pairs], dtype=torch.float64)
     bound = 0.0 if case.is_exact else BOUNDS[dtype]
@@ -210,7 +196,7 @@ def _run(case: Case, device: torch.device, *, fused: bool) -> tuple[Tensor, list
 def _off_in_nearness(case: Case, actual: Tensor, expected: Tensor) -> float:
     """Compare how near the chosen neighbours are, in float64: near-ties may be chosen either way.
 
-    Returns the largest difference in the same position; infinite if a node has a neighbour twice.
+    The result is infinite if a node has a neighbour twice.
     """
     x, y, bias = case.tensors
     assert x is not None
@@ -244,14 +230,8 @@ def row_of(name: str, result: Compared) -> Row:
         for direction, off in (("forward", result.forward), ("backward", result.backward))
         if off is not None and not off <= result.bound
     ]
-    values = {
-        "operator": name,
-        "version": result.version,
-        "forward": result.forward,
-        "backward": result.backward,
-        "bound": result.bound,
-    }
-    what = f"{name}: {result.case} ({result.version.split(' (')[0]})"
+    values = {"operator": name, **asdict(result)}
+    what = f"{name}: {values.pop('case')} ({result.version.split(' (')[0]})"
     return Row(what, "failed" if wrong else "passed", values, "; ".join(wrong))
 
 

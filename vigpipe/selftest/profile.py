@@ -52,12 +52,7 @@ def profile_step(
 ) -> dict[str, Any]:
     """Profile a step of `vigpipe train`; runs in a process of its own.
 
-    Returns:
-        step_seconds: seconds of a step; on a CPU, whose operators the profiler slows down, those of
-            a profiled step.
-        peak_bytes: the most memory that weights, optimizer and the work take.
-        kernels: name, calls and seconds a step of every kernel of a GPU, or operator of a CPU, the
-            longest first.
+    On a CPU, whose operators the profiler slows down, `step_seconds` are those of a profiled step.
     """
     torch.set_num_threads(num_threads)
     keep_freed_memory()
@@ -91,10 +86,9 @@ def profile_step(
 
 
 def kernels_of(events: EventList, num_steps: int, on_gpu: bool) -> list[dict[str, Any]]:
-    """Return what ran on the device in a profile's averages, without what calls it, longest first.
+    """Return the kernels of a GPU, or operators of the CPU, in a profile, the longest first.
 
-    These are the kernels of a GPU if `on_gpu`, else the operators of the CPU; calls and seconds are
-    those of one of the profile's steps.
+    Calls and seconds are those of one of the profile's steps, without those of what it calls.
     """
     found: list[dict[str, Any]] = []
     for event in events:

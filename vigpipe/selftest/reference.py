@@ -19,15 +19,9 @@ def neighbours(
 ) -> tuple[Tensor, Tensor]:
     """Make the kNN graph and the max-relative aggregate (Han et al. 2022, arXiv:2206.00272).
 
-    Args:
-        x: node features, (B, C, N, 1).
-        y: features of the candidates for neighbours, (B, C, M, 1).
-        bias: relative positions to add to the distances, broadcast to (B, N, M).
-        k: neighbours per node.
-        dilation: every dilation-th of the k * dilation nearest candidates is taken.
-
-    Returns:
-        Indices of the neighbours, (B, N, K) int64, and the aggregate, (B, C, N, 1).
+    From nodes (B, C, N, 1), candidates for neighbours (B, C, M, 1), and relative positions, which
+    are added to the distances and broadcast to (B, N, M), these are the indices of the neighbours,
+    (B, N, K) int64, and the aggregate, (B, C, N, 1).
     """
     with torch.no_grad():
         nodes = F.normalize(x, dim=1).squeeze(-1).transpose(1, 2)  # (B, N, C)

@@ -18,19 +18,12 @@ Outcome = Literal["passed", "failed", "measured", "skipped"]
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a part.
-
-    Attributes:
-        what: what was tried.
-        outcome: how it ended.
-        values: numbers and words by name; times are in seconds and sizes in bytes.
-        note: why it failed or was skipped, in one sentence.
-    """
+    """One line of a part: what was tried, and how it ended."""
 
     what: str
     outcome: Outcome
-    values: Mapping[str, Any] = field(default_factory=dict)
-    note: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)  # times in seconds, sizes in bytes
+    note: str = ""  # why it failed or was skipped, in one sentence
 
 
 class Budget:
@@ -43,44 +36,31 @@ class Budget:
 
     @property
     def left(self) -> float:
-        """Seconds that are left, at least 0."""
         return max(0.0, self._end - self._clock())
 
     def part(self, fraction: float) -> "Budget":
-        """Return a budget of this fraction of what is left."""
+        """Return this fraction of what is left."""
         return Budget(fraction * self.left, self._clock)
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the self-test.
+    """A part of the self-test."""
 
-    Attributes:
-        name: its word in --parts and in the JSON.
-        title: its heading.
-        weight: the time that is left is divided by the weights of this part and the later ones.
-        measure: yields its rows within a budget.
-        section: makes the HTML below its heading.
-    """
-
-    name: str
+    name: str  # its word in --parts and in the JSON
     title: str
-    weight: float
+    weight: float  # by these the time that is left is divided among this part and the later ones
     measure: Callable[["Machine", Budget], Iterator[Row]]
-    section: Callable[[Sequence[Row]], Iterator[str]]
+    section: Callable[[Sequence[Row]], Iterator[str]]  # makes the HTML below the title
 
 
 def attempt(
     what: str, budget: Budget, about: float, most: float, work: Callable[[float], Sequence[Row]]
 ) -> Sequence[Row]:
-    """Do some work, and return its rows; if it has none, one row says why.
+    """Do some work in the seconds that it is given, and return its rows.
 
-    Args:
-        what: what is tried; the name of the row that says why there are no others.
-        budget: time that runs out makes a row that is skipped; any error, one that failed.
-        about: seconds that the work is expected to take; with less left, it is not begun.
-        most: seconds after which it counts as hanging.
-        work: is given the seconds that it may take.
+    Without any, one row says why: it is skipped if the budget had less than `about` seconds, or ran
+    out, and has failed after any error, or after `most` seconds.
     """
     left = budget.left
     if left < about:

@@ -46,11 +46,7 @@ PARTS = (
 
 
 def run_selftest(config: SelftestConfig) -> int:
-    """Run the self-test, and return the exit code: 1 if a row failed.
-
-    Raises:
-        InputError: an option is wrong, or there is no such device.
-    """
+    """Run the self-test, and return the exit code: 1 if a row failed."""
     parts = choose_parts(config.parts)
     seconds = budget_seconds(config.budget)
     folder = make_output_folder(config.out, (PAGE, JSON))

@@ -155,10 +155,7 @@ def _take_turns(entries: Sequence[Entry], budget: Budget) -> None:
 
 
 def rows_of(model: str, batch_size: int, entries: Sequence[Entry]) -> Iterator[Row]:
-    """Make the rows of one model in training or in inference.
-
-    Ways that were not given up have the same number of turns.
-    """
+    """Make the rows of one model in training or in inference."""
     timed = [entry for entry in entries if entry.outcome == "measured" and entry.seconds]
     seconds = {entry.way: entry.seconds for entry in timed}
     best = best_reference(seconds)
@@ -213,7 +210,7 @@ def section(rows: Sequence[Row]) -> Iterator[str]:
         "does not run; near-ties of neighbours that fall the other way show there."
     )
     groups: dict[tuple[str, str], list[Row]] = {}
-    others = [row for row in rows if "model" not in row.values]
+    others = [row for row in rows if "model" not in row.values]  # an error that ended this part
     for row in rows:
         if "model" in row.values:
             groups.setdefault((row.values["model"], row.values["mode"]), []).append(row)

@@ -20,18 +20,9 @@ class Column(NamedTuple):
 def rows_table(
     head: str, rows: Sequence[Row], columns: Sequence[Column], *, style: str = ""
 ) -> str:
-    """Make a table with one line per row; below it stand the notes of the rows.
-
-    `head` is the heading of what was tried, `columns` come after that and the outcome. A value that
-    a row does not have, or that is None, is left empty.
-    """
+    """Make a table with one line per row; below it stand the notes of the rows."""
     lines = [
-        [
-            row.what,
-            WORDS[row.outcome],
-            *(_cell(row, column) for column in columns),
-        ]
-        for row in rows
+        [row.what, WORDS[row.outcome], *(_cell(row, column) for column in columns)] for row in rows
     ]
     heads = [head, "", *(column.head for column in columns)]
     return "\n".join([table(heads, lines, num_names=2, style=style), *_notes(rows)])

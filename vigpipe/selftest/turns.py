@@ -15,22 +15,15 @@ GivenUp = Literal["failed", "skipped"]
 
 @dataclass
 class Entry:
-    """One way to run a model, in the course of the measurement.
-
-    Attributes:
-        worker: its process; None before it is started.
-        prepared: what is known after its first steps; None before.
-        seconds: a step's, in every turn.
-        outcome: failed or skipped if it has been given up, for the reason in `note`.
-    """
+    """One way to run a model, in the course of the measurement."""
 
     way: Way
     mode: Mode
-    worker: Worker | None = None
-    prepared: Prepared | None = None
-    seconds: list[float] = field(default_factory=list)
+    worker: Worker | None = None  # its process, once it is started
+    prepared: Prepared | None = None  # what is known after its first steps
+    seconds: list[float] = field(default_factory=list)  # a step's, in every turn
     outcome: Literal["measured"] | GivenUp = "measured"
-    note: str = ""
+    note: str = ""  # why it has been given up
 
     def give_up(self, outcome: GivenUp, why: str) -> None:
         """End its process, and keep why."""
@@ -38,7 +31,6 @@ class Entry:
         self.end()
 
     def end(self) -> None:
-        """End its process."""
         if self.worker is not None:
             self.worker.end()
 
@@ -46,10 +38,7 @@ class Entry:
 def take_turns(
     entries: Sequence[Entry], most: int, has_time: Callable[[], bool] = lambda: True
 ) -> None:
-    """Let the prepared ways run in turn; one that fails is given up, and the others go on.
-
-    There are `most` rounds at most; after each, `has_time` says whether another one fits.
-    """
+    """Let the prepared ways run in turn; one that fails is given up, and the others go on."""
     for _ in range(most):
         for entry in [e for e in entries if e.outcome == "measured"]:
             assert entry.worker is not None

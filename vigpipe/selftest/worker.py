@@ -30,11 +30,8 @@ class WorkerError(RuntimeError):
 class Worker:
     """A fresh process with one object, whose methods are called from here.
 
-    Leaving the context ends the process.
-
-    Args:
-        make: makes the object in the process; must be importable by its name.
-        arguments: those of `make`.
+    `make`, which must be importable by its name, makes the object in the process. Leaving the
+    context ends the process.
     """
 
     def __init__(self, make: Callable[..., object], *arguments: object) -> None:
@@ -62,10 +59,8 @@ class Worker:
     def ask(self, method: str, *arguments: object, seconds: float) -> Any:  # noqa: ANN401
         """Call a method of the object and wait for its result; both travel pickled.
 
-        Raises:
-            OutOfTime: there was no result within `seconds`; the process was killed.
-            InputError: the method raised one.
-            WorkerError: the method raised another exception, or the process ended.
+        An InputError of the method is raised here too; OutOfTime if there was no result in time,
+        when the process is killed; and else WorkerError.
         """
         self.send(method, *arguments)
         return self.receive(seconds)
@@ -85,9 +80,9 @@ class Worker:
             error, result = self._connection.recv()
         except (EOFError, ConnectionResetError):
             wait([self._process.sentinel], GRACE_SECONDS)
-            said = tail(self._output)
+            said = _tail(self._output)
             self.end()
-            how = describe(self._process.exitcode)
+            how = _describe(self._process.exitcode)
             raise WorkerError(f"its process ended with {how}: {said}") from None
         self._is_busy = False
         if error is not None:
@@ -145,12 +140,12 @@ def _serve(
         connection.send(reply)
 
 
-def describe(code: int | None) -> str:
+def _describe(code: int | None) -> str:
     """Describe an exit code, which is -n for a process that signal n has ended."""
     return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
 
 
-def tail(path: Path) -> str:
+def _tail(path: Path) -> str:
     """Return the last line of what a process has written to a file, shortened from the left."""
     try:
         return last_line(path.read_text(encoding="utf-8", errors="replace"))[-_LONGEST_TAIL:]
