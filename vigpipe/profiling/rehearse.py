@@ -91,7 +91,7 @@ class Rehearsal(Steps):
         super().__init__(run, rank, device, alone, self._shards)
 
     def timed(self) -> list[float]:
-        """Take a step, and return its seconds to the first exchange, to the next, ..., to its end."""
+        """Take a step; return its seconds to the first exchange, to the next, ..., to its end."""
         self._shards.begin_step()
         synchronize(self.device)
         began = time.perf_counter()

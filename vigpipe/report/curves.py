@@ -18,6 +18,7 @@ RUN_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9",
 MOST_POINTS = 1000  # nobody could see more of them in a line
 OTHER_DASHES = {"top5": "dot", "macro_f1": "dot", "micro_f1": "longdash"}  # the main share is solid
 SCORE_AXES = {"images": "top-1 and top-5", "nodes": "accuracy and F1"}
+_Values = Sequence[tuple[StepMetrics | Evaluation, float | None]]  # None: not told
 
 
 class _Point(NamedTuple):
@@ -34,18 +35,18 @@ def loss_chart(runs: Sequence[ReportedRun]) -> "Figure":
     """
     lines = []
     for i, run in enumerate(runs):
-        joined = _join_small_batches(run.steps)
-        of_epochs = [(row, row.training_loss) for row in run.evaluations]
+        rows = run.evaluations
         for replica, steps in sorted(run.steps_of_others.items()):
-            points = [_at(step, step.loss) for step in _join_small_batches(steps)]
-            lines.append(_line(runs, i, f"training, replica {replica}", points, faint=True))
-        lines.append(_line(runs, i, "training", [_at(step, step.loss) for step in joined]))
-        lines.append(_line(runs, i, "training, mean of the epoch", _known(of_epochs), dash="dash"))
-        of_test = [_at(row, row.test.loss) for row in run.evaluations]
-        lines.append(_line(runs, i, "test", of_test, dash="dot"))
-        scores = [(row, row.validation) for row in run.evaluations]
-        of_validation = [(row, None if score is None else score.loss) for row, score in scores]
-        lines.append(_line(runs, i, "validation", _known(of_validation), dash="dashdot"))
+            losses = [(step, step.loss) for step in _join_small_batches(steps)]
+            lines.append(_line(runs, i, f"training, replica {replica}", losses, faint=True))
+        of_epochs = [(row, row.training_loss) for row in rows]
+        of_validation = [(row, row.validation and row.validation.loss) for row in rows]
+        lines += [
+            _line(runs, i, "training", [(s, s.loss) for s in _join_small_batches(run.steps)]),
+            _line(runs, i, "training, mean of the epoch", of_epochs, dash="dash"),
+            _line(runs, i, "test", [(row, row.test.loss) for row in rows], dash="dot"),
+            _line(runs, i, "validation", of_validation, dash="dashdot"),
+        ]
     return _curves(lines, "loss")
 
 
@@ -60,24 +61,23 @@ def accuracy_chart(runs: Sequence[ReportedRun]) -> "Figure":
         if not rows:
             continue
         main, *others = rows[0].test.shares
-        validated = [(row, row.validation) for row in rows if row.validation is not None]
-        kinds = [(f"test {name_of(main)}", "solid", [(row, row.test.main) for row in rows])]
+        tested = [row.test for row in rows]
+        validated = [row.validation for row in rows]
+        kinds = [(f"test {name_of(main)}", "solid", [score.main for score in tested])]
         for name in others:
-            if name != "micro_f1" or any(row.test.shares[name] != row.test.main for row in rows):
-                values = [(row, row.test.shares[name]) for row in rows]
-                kinds.append((f"test {name_of(name)}", OTHER_DASHES[name], values))
+            if name != "micro_f1" or any(score.shares[name] != score.main for score in tested):
+                shares = [score.shares[name] for score in tested]
+                kinds.append((f"test {name_of(name)}", OTHER_DASHES[name], shares))
+        of_test = [score.average for score in tested]
+        of_validation = [score and score.average for score in validated]
         kinds += [
-            (f"test {name_of(main)}, moving average", "dash", _averages(rows)),
-            (f"validation {name_of(main)}", "dashdot", [(row, s.main) for row, s in validated]),
-            (
-                f"validation {name_of(main)}, moving average",
-                "longdashdot",
-                [(row, score.average) for row, score in validated if score.average is not None],
-            ),
+            (f"test {name_of(main)}, moving average", "dash", of_test),
+            (f"validation {name_of(main)}", "dashdot", [s and s.main for s in validated]),
+            (f"validation {name_of(main)}, moving average", "longdashdot", of_validation),
         ]
-        for what, dash, values in kinds:
-            points = [_at(row, 100 * value) for row, value in values]
-            lines.append(_line(runs, i, what, points, dash=dash))
+        for what, dash, shares in kinds:
+            percents = [None if share is None else 100 * share for share in shares]
+            lines.append(_line(runs, i, what, list(zip(rows, percents, strict=True)), dash=dash))
     units = dict.fromkeys(run.unit for run in runs if run.evaluations)
     figure = _curves(lines, f"{'; '.join(SCORE_AXES[unit] for unit in units)}, %")
     figure.update_yaxes(range=[0, 102])
@@ -87,7 +87,7 @@ def accuracy_chart(runs: Sequence[ReportedRun]) -> "Figure":
 def learning_rate_chart(runs: Sequence[ReportedRun]) -> "Figure":
     """Draw the learning rate of every step."""
     lines = [
-        _line(runs, i, "learning rate", [_at(step, step.lr) for step in run.steps])
+        _line(runs, i, "learning rate", [(step, step.lr) for step in run.steps])
         for i, run in enumerate(runs)
     ]
     figure = _curves(lines, "learning rate")
@@ -100,8 +100,8 @@ def throughput_chart(runs: Sequence[ReportedRun]) -> "Figure":
     lines = []
     for i, run in enumerate(runs):
         small = partial_batches(run.steps)
-        whole = [step for n, step in enumerate(run.steps) if n not in small]
-        lines.append(_line(runs, i, f"{run.unit}/s", [_at(s, s.per_second) for s in whole]))
+        rates = [(s, s.per_second) for n, s in enumerate(run.steps) if n not in small]
+        lines.append(_line(runs, i, f"{run.unit}/s", rates))
     units = dict.fromkeys(f"{run.unit}/s" for run in runs if run.steps)
     figure = _curves(lines, " or ".join(units))
     figure.update_yaxes(rangemode="tozero")
@@ -149,24 +149,11 @@ def _join_small_batches(steps: Sequence[StepMetrics]) -> list[StepMetrics]:
     return joined
 
 
-def _at(row: StepMetrics | Evaluation, value: float) -> _Point:
-    step = row.step if isinstance(row, Evaluation) else row.number
-    return _Point(step, row.epoch, value)
-
-
-def _averages(rows: Sequence[Evaluation]) -> list[tuple[Evaluation, float]]:
-    return [(row, row.test.average) for row in rows if row.test.average is not None]
-
-
-def _known(values: Sequence[tuple[Evaluation, float | None]]) -> list[_Point]:
-    return [_at(row, value) for row, value in values if value is not None]
-
-
 def _line(
     runs: Sequence[ReportedRun],
     index: int,
     what: str,
-    points: Sequence[_Point],
+    values: _Values,
     dash: str = "solid",
     *,
     faint: bool = False,
@@ -174,9 +161,15 @@ def _line(
     """Draw one line of a run; the legend names the lines of a single run, or else each run once."""
     from plotly.graph_objects import Scatter
 
+    points = _thinned(
+        [
+            _Point(row.step if isinstance(row, Evaluation) else row.number, row.epoch, value)
+            for row, value in values
+            if value is not None
+        ]
+    )
     if not points:
         return None
-    points = _thinned(points)
     is_alone = len(runs) == 1
     return Scatter(
         name=what if is_alone else escape(runs[index].name),
@@ -197,7 +190,7 @@ def _line(
 def _thinned(points: Sequence[_Point]) -> list[_Point]:
     """Average neighbouring points so that at most MOST_POINTS are left."""
     width = -(-len(points) // MOST_POINTS)
-    if width == 1:
+    if width <= 1:
         return list(points)
     groups = [np.asarray(points[i : i + width]).mean(0) for i in range(0, len(points), width)]
     return [_Point(*map(float, group)) for group in groups]

@@ -37,7 +37,6 @@ class Fields:
         return self._values.get(name) is not None
 
     def names(self) -> list[str]:
-        """Return the keys in their order."""
         return list(self._values)
 
     def number(self, name: str) -> float:
@@ -57,11 +56,9 @@ class Fields:
         return value
 
     def numbers(self, name: str) -> list[float]:
-        """Return a list of finite numbers."""
         return [Fields({name: v}, self.where).number(name) for v in self.items(name)]
 
     def text(self, name: str) -> str:
-        """Return a string."""
         value = self._values.get(name)
         if not isinstance(value, str):
             raise self.wrong(name, "a string")

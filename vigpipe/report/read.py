@@ -197,7 +197,9 @@ def _sort(
                     data_seconds=row.number("data_seconds") if "data_seconds" in row else None,
                     unit=unit,
                     training_nodes=row.number("training_nodes") if unit == "nodes" else None,
-                    partial=_fill(row) if PARTIAL_BATCH in row else None,
+                    partial=Fill(row.whole(PARTIAL_BATCH), row.whole(FULL_BATCH))
+                    if PARTIAL_BATCH in row
+                    else None,
                 )
             )
             continue
@@ -214,10 +216,6 @@ def _sort(
             )
         )
     return {replica: tuple(steps) for replica, steps in steps_of.items()}, tuple(evaluations)
-
-
-def _fill(row: Fields) -> Fill:
-    return Fill(row.whole(PARTIAL_BATCH), row.whole(FULL_BATCH))
 
 
 def _resumptions(rows: Sequence[Fields]) -> tuple[Resumption, ...]:

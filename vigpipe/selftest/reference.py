@@ -6,6 +6,8 @@ matrix, topk over it, two gathers of (B, C, N, K) numbers, their difference, and
 parameters have the names of those in `vigpipe.model`, so weights load from one into the other.
 """
 
+from collections import OrderedDict
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -50,16 +52,15 @@ def _layer(in_channels: int, out_channels: int, groups: int = 1) -> nn.Sequentia
     )
 
 
-class _MaxRelative(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.nn = nn.Sequential(*_layer(2 * channels, 2 * channels, groups=4), nn.GELU())
+def _named(name: str, *layers: nn.Module) -> nn.Sequential:
+    """Run layers after one another, whose parameters are named as in a module that has them."""
+    return nn.Sequential(OrderedDict({name: nn.Sequential(*layers)}))
 
 
 class _GraphConv(nn.Module):
     def __init__(self, channels: int, k: int, dilation: int, reduction: int) -> None:
         super().__init__()
-        self.gconv = _MaxRelative(channels)
+        self.gconv = _named("nn", *_layer(2 * channels, 2 * channels, groups=4), nn.GELU())
         self.k, self.dilation, self.reduction = k, dilation, reduction
 
     def forward(self, images: Tensor, bias: Tensor | None) -> Tensor:
@@ -68,7 +69,7 @@ class _GraphConv(nn.Module):
         x, y = (t.reshape(num_images, num_channels, -1, 1) for t in (images, pooled))
         _, largest = neighbours(x, y, bias, self.k, self.dilation)
         both = torch.stack((x, largest), dim=2).view(num_images, 2 * num_channels, -1, 1)
-        return self.gconv.nn(both).view(num_images, -1, height, width)
+        return self.gconv(both).view(num_images, -1, height, width)
 
 
 class _Grapher(nn.Module):
@@ -97,26 +98,18 @@ class _FFN(nn.Module):
         return self.fc2(self.act(self.fc1(x))) + x
 
 
-class _Downsample(nn.Module):
-    def __init__(self, in_channels: int, out_channels: int) -> None:
-        super().__init__()
-        conv = nn.Conv2d(in_channels, out_channels, 3, stride=2, padding=1)
-        self.conv = nn.Sequential(conv, nn.BatchNorm2d(out_channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv(x)
+def _conv(in_channels: int, out_channels: int, stride: int) -> list[nn.Module]:
+    conv = nn.Conv2d(in_channels, out_channels, 3, stride, padding=1)
+    return [conv, nn.BatchNorm2d(out_channels)]
 
 
-class _Stem(nn.Module):
-    def __init__(self, convs: nn.Module) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        for layer in convs.children():
-            if isinstance(layer, nn.Conv2d):
-                stride = layer.stride[0]
-                made = nn.Conv2d(layer.in_channels, layer.out_channels, 3, stride, padding=1)
-                layers += [made, nn.BatchNorm2d(layer.out_channels), nn.GELU()]
-        self.convs = nn.Sequential(*layers[:-1])
+def _stem(convs: nn.Module) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for layer in convs.children():
+        if isinstance(layer, nn.Conv2d):
+            layers += _conv(layer.in_channels, layer.out_channels, layer.stride[0])
+            layers.append(nn.GELU())
+    return _named("convs", *layers[:-1])
 
 
 class ReferenceVig(nn.Module):
@@ -125,12 +118,12 @@ class ReferenceVig(nn.Module):
     def __init__(self, model: VisionGnn) -> None:
         super().__init__()
         state = model.state_dict()
-        self.stem = _Stem(model.stem.convs)
+        self.stem = _stem(model.stem.convs)
         self.pos_embed = nn.Parameter(torch.zeros_like(model.pos_embed))
         self.backbone = nn.ModuleList()
         for i, spec in enumerate(model.specs):
             if spec.rule is None:
-                self.backbone.append(_Downsample(spec.before[1], spec.channels))
+                self.backbone.append(_named("conv", *_conv(spec.before[1], spec.channels, 2)))
                 continue
             table = state.get(f"backbone.{i}.0.relative_pos")
             self.backbone.append(nn.Sequential(_Grapher(spec, table), _FFN(spec.channels)))
@@ -145,7 +138,7 @@ class ReferenceVig(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute the logits: (B, C_in, H, W) -> (B, classes)."""
-        x = self.stem.convs(images) + self.pos_embed
+        x = self.stem(images) + self.pos_embed
         for block in self.backbone:
             x = block(x)
         return self.prediction(F.adaptive_avg_pool2d(x, 1)).flatten(1)
