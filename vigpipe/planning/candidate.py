@@ -28,11 +28,7 @@ NUM_CUTS = 3  # cuts that the search starts from
 
 
 class Candidate:
-    """One schedule and number of micro-batches that a search may choose, with good cuts for it.
-
-    A cut is given by the bounds of its stages: 0, the first block of stage 1, ..., the number of
-    blocks. `find_cuts` fills `cuts`, the best by the formula first.
-    """
+    """One schedule and number of micro-batches that a search may choose, with good cuts for it."""
 
     def __init__(
         self,
@@ -51,7 +47,6 @@ class Candidate:
         self.cuts: list[Bounds] = []
 
     def stages(self, bounds: Bounds) -> Stages:
-        """List the block indices of every stage of a cut."""
         return tuple(tuple(range(start, end)) for start, end in pairwise(bounds))
 
     def bytes_by_rank(self, bounds: Bounds) -> tuple[int, ...]:
@@ -126,7 +121,6 @@ class Candidate:
 
     @cached_property
     def terms(self) -> Terms:
-        """Seconds of every possible stage, for `best_cuts`."""
         profile, size, request = self.profile, self.microbatch_size, self.request
         repeats = self.num_microbatches - 1
         f = self._sums(lambda piece: profile.at(piece.forward, size)) + profile.dispatch_seconds
@@ -193,7 +187,6 @@ class Candidate:
 
     @cached_property
     def leanest_cut(self) -> Bounds:
-        """The cut whose largest stage needs the least memory."""
         cut = even_cut(self.needs)
         assert cut is not None  # there are at least as many blocks as stages
         return cut

@@ -148,11 +148,9 @@ def _predict_layers(
 
 
 def _calibration(way: MeasuredWay, layers: Layers, measured: Measured) -> float:
-    """Return how many times longer steps take than their pieces were timed.
-
-    The step of a rank alone is known: the single rank's, or where a pipeline takes other steps, a
-    replica's, which is that of one sub-graph.
-    """
+    """Return how many times longer steps take than their pieces were timed."""
+    # The step of a rank alone is known: the single rank's, or where a pipeline takes other steps,
+    # a replica's, which is that of one sub-graph.
     alone = [
         other.seconds[0]
         for other in measured.ways
@@ -178,9 +176,9 @@ def _scaled(costs: StageCosts, factor: float) -> StageCosts:
 
 
 class _Network:
-    """Predict messages between num_ranks ranks, from links that perhaps fewer ranks measured.
+    """Predict messages between num_ranks ranks, from the cluster's latency or bandwidth, if given.
 
-    A cluster whose latency or bandwidth is given counts instead.
+    Otherwise they are predicted from links, which perhaps fewer ranks measured.
     """
 
     def __init__(self, links: Links, cluster: Cluster, num_ranks: int) -> None:

@@ -38,10 +38,7 @@ def value(terms: Terms, bounds: Bounds) -> float:
 
 
 def best_cuts(terms: Terms) -> list[Bounds]:
-    """Find the best cut, and others with different values of the three terms, in the order of cost.
-
-    There is none if no cut is allowed.
-    """
+    """Find the best cut, and others that differ in the three terms, by cost; maybe none."""
     start = even_cut(terms.f + terms.b)
     if start is None:
         return []

@@ -24,14 +24,12 @@ class Operation(NamedTuple):
 
 
 class _Host:
-    """A host whose ranks share its processors.
-
-    Its clock counts work: the seconds of computing alone that each running rank has done by now.
-    """
+    """A host whose ranks share its processors."""
 
     __slots__ = ("done", "running", "time", "version")
 
     def __init__(self) -> None:
+        # A clock of work: seconds of computing alone that each running rank has done by `time`.
         self.done, self.time, self.version = 0.0, 0.0, 0
         self.running: list[tuple[float, int]] = []  # heap of (work clock at the end, rank)
 

@@ -32,11 +32,7 @@ def working_bytes(profile: Profile, piece: Piece, microbatch_size: Size) -> int:
 
 
 def peak(actions: Sequence[Action], kept: Mapping[int, int]) -> int:
-    """Compute the most bytes that the micro-batches in flight on a rank hold together.
-
-    One micro-batch keeps `kept` bytes, by stage of the rank. With 1 for every stage, the result is
-    the number of micro-batches in flight.
-    """
+    """Compute the most that micro-batches in flight hold, each of which keeps `kept`, by stage."""
     held = most = 0
     for kind, stage, _ in actions:
         if kind == "forward":
@@ -53,10 +49,7 @@ def rank_bytes(
     pieces: Mapping[int, Sequence[Piece]],
     microbatch_size: Size,
 ) -> int:
-    """Compute the peak bytes of one rank in a training step, without Profile.base_bytes.
-
-    Pieces are by index of the rank's stages; the size is that of the largest micro-batch.
-    """
+    """Compute the peak bytes of one rank, given its pieces by stage, without Profile.base_bytes."""
     all_pieces = [piece for stage in pieces.values() for piece in stage]
     kept = {
         number: sum(kept_bytes(profile, piece, microbatch_size) for piece in stage)

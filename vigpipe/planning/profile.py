@@ -80,10 +80,7 @@ class Profile:
         return self.facts.get("device", "cpu")
 
     def boundary_bytes(self, piece: Piece, size: Size) -> float:
-        """Return the bytes that a piece hands to the next one, padding included.
-
-        The size is that of the largest micro-batch if sizes are in samples.
-        """
+        """Return the bytes that a piece hands to the next one, padding included."""
         if isinstance(size, Amounts):
             size = Amounts(size.padded_rows, (0,) * len(size.others), size.padded_rows)
         return self.at(piece.boundary_bytes, size)
@@ -91,9 +88,8 @@ class Profile:
     def at(self, values: Sequence[float], microbatch_size: Size) -> float:
         """Return the cost of a micro-batch, from its values at every size in `rows`.
 
-        It is interpolated linearly between the two nearest measured sizes. Above the largest and
-        below the smallest measured size, it is in proportion to the size. Of several amounts, it is
-        the sum of what each of them and the micro-batch itself add.
+        It is interpolated linearly between measured sizes, and in proportion to the size beyond
+        them. Of several amounts, it is the sum of what each of them and the micro-batch add.
         """
         if isinstance(microbatch_size, Amounts):
             *per_amount, once = values

@@ -71,22 +71,18 @@ def search(profile: Profile, request: Request) -> list[Proposal]:
 
 
 class _Evaluated:
-    """The layouts that have been simulated so far: their step seconds.
-
-    It counts the forwards and backwards that have been simulated for them, in `num_actions`.
-    """
+    """The layouts that have been simulated so far: their step seconds."""
 
     def __init__(self, profile: Profile, request: Request) -> None:
         self.profile, self.request = profile, request
         self.seconds: dict[tuple[Candidate, Bounds], float] = {}
-        self.num_actions = 0
+        self.num_actions = 0  # forwards and backwards that have been simulated for them
 
     @property
     def best(self) -> float:
         return min(self.seconds.values())
 
     def ranking(self) -> list[tuple[Candidate, Bounds]]:
-        """List all layouts, the fastest first."""
         return sorted(self.seconds, key=lambda key: self.seconds[key])
 
     def evaluate(self, candidate: Candidate, bounds: Bounds) -> float:

@@ -53,8 +53,7 @@ def simulate(
         orders: actions of every rank of one pipeline, by the rank's position in it.
         costs: those of its stages.
         num_replicas: with one there is no all-reduce.
-        slowdown: how many times longer an action takes while 1, 2, ... ranks of its host compute;
-            see `stretch`.
+        slowdown: for `stretch`.
         ranks_per_host: hosts are filled in the order of ranks; None if one host has all.
         reduce_before_send: whether a stage's gradients are added up inside its last backward,
             before the gradient of its input leaves (as DDP does), or after the rank's last action.
@@ -92,11 +91,7 @@ def num_simulated(
     slowdown: Sequence[float] | None,
     ranks_per_host: int | None,
 ) -> int:
-    """Count the replicas that must be simulated: one, or all.
-
-    One is enough where all replicas share their hosts in the same way, because then they do the
-    same at the same time.
-    """
+    """Count the replicas to simulate: one where all share their hosts in the same way, or all."""
     if slowdown is None or ranks_per_host is None or num_ranks % ranks_per_host == 0:
         return 1
     replicas_per_host, rest = divmod(ranks_per_host, num_ranks)
@@ -106,13 +101,13 @@ def num_simulated(
 def stretch(slowdown: Sequence[float] | None, num_computing: int) -> float:
     """Return how many times longer an action takes while so many ranks of its host compute.
 
-    Where more compute than `slowdown` has values, they take turns. None: nobody slows down others.
+    Slowdown has these factors of 1, 2, ... ranks; None if ranks do not slow each other down.
     """
     if slowdown is None or num_computing == 0:
         return 1.0
     if num_computing <= len(slowdown):
         return slowdown[num_computing - 1]
-    return slowdown[-1] * num_computing / len(slowdown)
+    return slowdown[-1] * num_computing / len(slowdown)  # they take turns
 
 
 def bubble(spans: Sequence[Span]) -> float:

@@ -43,21 +43,17 @@ class Request:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A layout of V virtual stages a rank and M micro-batches a replica, and its predicted costs.
-
-    The bubble is the share of the schedule in which ranks wait. Memory is that of every rank of one
-    pipeline, Profile.base_bytes included. Spans are the simulated ones of all ranks.
-    """
+    """A layout, of V virtual stages a rank and M micro-batches a replica, and what it may cost."""
 
     stages: Stages
     schedule: Schedule
     virtual_stages: int
     num_microbatches: int
     step_seconds: float
-    bubble: float
-    memory_bytes: tuple[int, ...]
+    bubble: float  # the share of the schedule in which ranks wait
+    memory_bytes: tuple[int, ...]  # of every rank of one pipeline, Profile.base_bytes included
     costs: StageCosts = field(repr=False)
-    spans: tuple[Span, ...] = field(repr=False)
+    spans: tuple[Span, ...] = field(repr=False)  # of all ranks
 
 
 def predict(
@@ -69,10 +65,9 @@ def predict(
     num_microbatches: int,
     costs: StageCosts | None = None,
 ) -> Proposal:
-    """Predict the step time, bubble and memory of one cut by simulating a step.
+    """Simulate a step of one cut; costs replace those of the profile, for "what if" questions.
 
-    M must be legal for the schedule, and M × D at most the batch size. The request's other limits
-    do not matter. Costs replace those of the profile, for "what if" questions.
+    M must be legal for the schedule, and M × D at most the batch size.
     """
     order = orders(schedule, request.num_ranks, virtual_stages, num_microbatches)
     if costs is None:
@@ -170,11 +165,8 @@ def stage_costs(
 def reduce_seconds(
     profile: Profile, request: Request, weight_bytes: float, num_stages: int
 ) -> float:
-    """Compute the seconds of adding up a stage's gradients over the replicas; 0 with one replica.
-
-    A rank adds up the gradients of all its stages at once, so its stages share the latency.
-    """
-    # DDP adds up each stage on its own.
+    """Compute the seconds of adding up a stage's gradients over the replicas; 0 with one of them."""
+    # The stages of a rank share the latency, but DDP adds up each stage on its own.
     at_once = 1 if request.sync == "ddp" else num_stages // request.num_ranks
     width = 2 if request.sync == "double" else 1  # float64 sums of float32 gradients
     steps = 2 * (request.num_replicas - 1)

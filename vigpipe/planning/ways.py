@@ -53,10 +53,7 @@ class Layers:
 
 @dataclass(frozen=True)
 class MeasuredWay:
-    """One way to use the ranks, and what its steps cost.
-
-    With `layers` it is a pipeline, which is predicted from these alone.
-    """
+    """One way to use the ranks, and what its steps cost."""
 
     name: str
     options: str  # what to type for it, behind what all ways share
@@ -71,7 +68,7 @@ class MeasuredWay:
     gradient_bytes: int = 0  # of the tensor in which these are added up
     peak_bytes: int = 0  # memory of the fullest rank, that without a model included
     sources: float = 1.0  # how many times its own rows a rank sums over, at most: its halo's too
-    layers: Layers | None = None
+    layers: Layers | None = None  # what a pipeline is predicted from instead of all these
 
     @property
     def reduced_bytes(self) -> int:

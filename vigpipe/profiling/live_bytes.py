@@ -13,7 +13,6 @@ class LiveBytes(TorchDispatchMode):
     """Counts the bytes of the tensors that operators make while this is entered.
 
     A storage counts once, however many tensors are views of it, and until the last of them is gone.
-    `now` counts the bytes that exist now, `peak` is the most that have existed at a time.
     """
 
     def __init__(self) -> None:
@@ -22,12 +21,10 @@ class LiveBytes(TorchDispatchMode):
         self._known: dict[int, weakref.ref[Any]] = {}
 
     def add(self, tensors: Iterable[Tensor]) -> None:
-        """Count tensors that exist already."""
         for tensor in tensors:
             self._count(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
-        """Run an operator, and count what it returns."""
         given = [x.untyped_storage() for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):

@@ -147,11 +147,7 @@ def measure_profile(
 def microbatch_sizes_to_profile(
     batch_size: int, num_replicas: int, microbatches: Sequence[int], most: int
 ) -> list[int]:
-    """Choose at most `most` micro-batch sizes, ascending, to profile for a plan.
-
-    The plan cuts batch_size samples over all replicas, and may choose from several numbers of
-    micro-batches. The smallest and the largest size are in the result.
-    """
+    """Choose at most `most` micro-batch sizes, the smallest and the largest among them."""
     sizes = sorted({ceil(batch_size / (num_replicas * m)) for m in microbatches})
     if len(sizes) <= most:
         return sizes

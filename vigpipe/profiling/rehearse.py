@@ -41,7 +41,6 @@ class CountedShards(Shards):
         self.marks: list[float] = []  # when each of these was ready, by `time.perf_counter`
 
     def exchange(self, contribution: Contribution, what: str) -> Tensor:
-        """Count what this rank would give; it gets zeros from others."""
         (write, shapes, index, like), rank = contribution, self.rank
         mine = like.new_zeros(shapes[rank])
         with _disable_current_modes():  # what others hold does not count
@@ -57,8 +56,7 @@ class CountedShards(Shards):
         return mine
 
     def total(self, values: Tensor, what: str) -> Tensor:
-        """Count what an all-reduce would send at least."""
-        self.sent[what] += 2 * (self.size - 1) * values.nbytes // self.size
+        self.sent[what] += 2 * (self.size - 1) * values.nbytes // self.size  # at least
         self.summed[values.nbytes] += 1
         self._mark(values)
         return values.clone()
@@ -119,7 +117,6 @@ class Rehearsal(Steps):
         return width * sum(p.numel() * p.element_size() for p in parameters)
 
     def _held(self, batch: ReplicaBatch) -> Iterator[Tensor]:
-        """Yield the tensors that exist before a step."""
         state = self.state
         yield from (t for model in state.trained.models for t in model.state_dict().values())
         yield from (p.grad for p in state.trained.parameters().values() if p.grad is not None)

@@ -50,7 +50,6 @@ class TimedSteps:
         self._num_steps += 1
 
     def rows(self) -> list[Row]:
-        """Take the recorder's rows of all timed steps."""
         recorder = self._trial[0].recorder
         assert recorder is not None
         return recorder.take_rows()

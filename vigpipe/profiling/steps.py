@@ -19,8 +19,7 @@ _MOST_STEPS = 10**6  # more than are ever taken: the run's end must not come
 class Steps:
     """The steps of a run on one rank; how many steps the run has does not count.
 
-    A rank without peers gets a strategy of its own, and shards that stand for the ranks which share
-    its batch. `batches` are those of the steps that follow.
+    A rank without peers gets a strategy of its own, and shards that stand for those of its batch.
     """
 
     def __init__(
@@ -36,7 +35,6 @@ class Steps:
         self.batches: Iterator[ReplicaBatch] = batches(self.state)
 
     def take(self) -> None:
-        """Take a step."""
         train_step(self.state, next(self.batches))
         complete_step(self.state)
 

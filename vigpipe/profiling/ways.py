@@ -56,10 +56,7 @@ class PossibleWay:
 
 
 def list_ways(config: TrainConfig, num_ranks: int) -> list[PossibleWay]:
-    """List the ways in which m = num_ranks ranks can train on a graph.
-
-    The options are those of a run on one rank, with those of the sampler filled in.
-    """
+    """List the ways in which m = num_ranks ranks can train on a graph, from one rank's options."""
     m, total = num_ranks, config.microbatches
     ways = [
         PossibleWay("one rank", {}, True),
@@ -85,10 +82,7 @@ def list_ways(config: TrainConfig, num_ranks: int) -> list[PossibleWay]:
 
 
 def on_one_rank(run: Run, config: TrainConfig) -> Run:
-    """Return the run of a single rank that takes the same steps as a run without stages.
-
-    The --microbatches of the options are kept, and auto is 1.
-    """
+    """Return the run of a single rank that takes the same steps as a run without stages."""
     number = config.microbatches if isinstance(config.microbatches, int) else 1
     alone = {"stages": 1, "dp": 1, "shards": 1, "microbatches": number, "virtual_stages": 1}
     of_one = replace(run.config, sync=config.sync, schedule="gpipe", split=None, **alone)
@@ -276,24 +270,19 @@ def _time_shares(
 
 
 def _rehearse(rehearsal: Rehearsal | None, world: _World, num_ranks: int) -> list[float]:
-    """Let the first ranks rehearse at once, and return the seconds of each step, waits included.
-
-    Where ranks exchange something they wait for the slowest; so of the stretches between two
-    exchanges, the longest of all ranks count.
-    """
-    takes_part = rehearsal is not None and world.rank < num_ranks
+    """Let the first ranks rehearse at once, and return the seconds of each step, waits included."""
+    own = rehearsal if world.rank < num_ranks else None
     number = 0
-    if rehearsal is not None and takes_part:
+    if own is not None:
         began = time.perf_counter()
-        rehearsal.timed()
+        own.timed()
         number = int(ENOUGH_SECONDS / NUM_ROUNDS / (time.perf_counter() - began))
     number = min(MAX_STEPS, max(MIN_STEPS, world.gathered(number)[0]))
     if world.size > 1:
         dist.barrier()
-    steps: list[list[float]] = []
-    if rehearsal is not None and takes_part:
-        steps = [rehearsal.timed() for _ in range(number)]
+    steps = [] if own is None else [own.timed() for _ in range(number)]
     by_rank = np.array([of_rank for of_rank in world.gathered(steps) if of_rank])  # (ranks, s, k)
+    # Ranks wait for the slowest in every exchange, so the longest stretches between them count.
     return by_rank.max(axis=0).sum(axis=1).tolist()
 
 

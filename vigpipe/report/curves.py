@@ -28,11 +28,7 @@ class _Point(NamedTuple):
 
 
 def loss_chart(runs: Sequence[ReportedRun]) -> "Figure":
-    """Draw the training loss of steps and epochs, and the losses of the evaluations.
-
-    A smaller last batch of an epoch is joined with the batch before it, weighted by samples: the
-    mean over a few samples would stand out of the curve.
-    """
+    """Draw the training loss of steps and epochs, and the losses of the evaluations."""
     lines = []
     for i, run in enumerate(runs):
         rows = run.evaluations
@@ -120,12 +116,9 @@ def partial_batches(steps: Sequence[StepMetrics]) -> set[int]:
 
 
 def small_batches(steps: Sequence[StepMetrics]) -> set[int]:
-    """Find the positions of epochs' last batches that have fewer samples than all before them.
-
-    All, because batches of sub-graphs are never equal.
-    """
+    """Find the positions of epochs' last batches that have fewer samples than all before them."""
     small: set[int] = set()
-    least = math.inf  # samples of a batch of the epoch, before this one
+    least = math.inf  # samples of all before it in the epoch; batches of sub-graphs are never equal
     for i, step in enumerate(steps):
         is_first = i == 0 or steps[i - 1].epoch != step.epoch
         is_last = i + 1 == len(steps) or steps[i + 1].epoch != step.epoch
@@ -137,7 +130,10 @@ def small_batches(steps: Sequence[StepMetrics]) -> set[int]:
 
 
 def _join_small_batches(steps: Sequence[StepMetrics]) -> list[StepMetrics]:
-    """Join every smaller last batch with the step before it: their losses weigh by samples."""
+    """Join every smaller last batch with the step before it: their losses weigh by samples.
+
+    The mean over a few samples would stand out of the curve.
+    """
     small = small_batches(steps)
     joined: list[StepMetrics] = []
     for i, step in enumerate(steps):

@@ -1,11 +1,12 @@
 """Read JSON objects from a run's files and check the type of every value that is read."""
 
 import json
-from typing import Any
+from typing import Any, TypeVar
 
 from vigpipe.errors import InputError
 
 LARGEST = 1e300  # arithmetic with larger numbers could overflow
+Value = TypeVar("Value")
 
 
 def parse_object(text: str, where: str) -> "Fields":
@@ -59,24 +60,19 @@ class Fields:
         return [Fields({name: v}, self.where).number(name) for v in self.items(name)]
 
     def text(self, name: str) -> str:
-        value = self._values.get(name)
-        if not isinstance(value, str):
-            raise self.wrong(name, "a string")
-        return value
+        return self._of(str, name, "a string")
 
     def items(self, name: str) -> list[Any]:
-        """Return a list whose items may be anything."""
-        value = self._values.get(name)
-        if not isinstance(value, list):
-            raise self.wrong(name, "a list")
-        return value
+        return self._of(list, name, "a list")
 
     def object(self, name: str) -> "Fields":
-        """Return an object within this one."""
+        return Fields(self._of(dict, name, "an object"), f"{self.where}, {name}")
+
+    def _of(self, kind: type[Value], name: str, wanted: str) -> Value:
         value = self._values.get(name)
-        if not isinstance(value, dict):
-            raise self.wrong(name, "an object")
-        return Fields(value, f"{self.where}, {name}")
+        if not isinstance(value, kind):
+            raise self.wrong(name, wanted)
+        return value
 
     def wrong(self, name: str, wanted: str) -> InputError:
         """Make the error that the value of `name` is not what was wanted."""

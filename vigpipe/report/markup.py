@@ -32,10 +32,7 @@ def paragraph(text: str, style: str = "") -> str:
 def table(
     head: Sequence[str], rows: Sequence[Sequence[Cell]], num_names: int = 1, style: str = ""
 ) -> str:
-    """Make a table of plain text whose first `num_names` columns name the row.
-
-    It scrolls sideways where the window is narrow.
-    """
+    """Make a table of plain text whose first `num_names` columns name the row."""
 
     def line(cells: Sequence[Cell], tag: str) -> str:
         return "".join(

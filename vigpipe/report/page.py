@@ -24,11 +24,7 @@ _HOW_TO_ZOOM = (
 
 
 def write_report(runs: Sequence[Path], out: Path) -> None:
-    """Write the page about one or several runs; the others are compared with the first.
-
-    A page that is there already is replaced, but no other file. InputError is raised if a folder
-    holds no run or a broken file, or the page cannot be written.
-    """
+    """Write the page about one or several runs, over an earlier page but no other file."""
     check_new_file(out, "--out ", (".html", ".htm"), mark=MARK, overwrite=None)
     text = page(read_runs(runs))
     with told_if_unwritable(f"--out {out}", "choose another file"):

@@ -98,11 +98,7 @@ class ReportedRun:
 
 
 def read_runs(folders: Sequence[Path]) -> list[ReportedRun]:
-    """Read the folders of several runs, in the order given.
-
-    InputError is raised if no folder is given, one is given twice, or one holds no run or a broken
-    file.
-    """
+    """Read the folders of several runs, in the order given; raises InputError if one is broken."""
     if not folders:
         raise InputError(f"vigpipe report: no run was given; {_ADVICE}")
     paths = [folder.resolve() for folder in folders]

@@ -1,10 +1,9 @@
 """Make the sections about where the time of a timed run goes: bubble, timeline, durations."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict
 
 from vigpipe.analysis.account import PARTS
-from vigpipe.analysis.bubble import Bubble
 from vigpipe.job.fill import members
 from vigpipe.report import charts, durations
 from vigpipe.report.charts import as_html
@@ -21,12 +20,12 @@ from vigpipe.report.markup import (
 from vigpipe.report.read import ReportedRun
 from vigpipe.report.terms import explain
 from vigpipe.report.timing_files import PHASES, ReportedTiming
+from vigpipe.spans import COMPUTE
 from vigpipe.timing.boxes import explanation, places_of_stages
 from vigpipe.timing.partial import partial_batches, partial_sentence
 from vigpipe.timing.tables import slowest
 
 PHASE_NAMES = {"train": "Training steps", "test": "Test batches"}
-DIRECTIONS = ("forward", "backward")
 _OF_BLOCKS = ("stem", "block", "Grapher", "kNN", "aggregation", "FFN", "readout")
 _OF_LAYERS = ("block of a graph model", "aggregation", "update")
 
@@ -39,7 +38,12 @@ def has_times(run: ReportedRun) -> bool:
 
 def time_sections(timing: ReportedTiming, index: int, unit: str = "images") -> Iterator[str]:
     """Make the HTML about the time of the run at this position of the page."""
-    missing = _missing(timing)
+    sections = {
+        "bubble accounting": timing.accounts,
+        "timeline": _has_timeline(timing),
+        "table of stages, blocks and readout": timing.rows,
+    }
+    missing = [name for name, content in sections.items() if not content]
     if missing:
         yield paragraph(
             f"This run has no {', no '.join(missing)}; a run of vigpipe train --timing that "
@@ -56,15 +60,6 @@ def _has_timeline(timing: ReportedTiming) -> bool:
     return timing.timeline is not None and bool(timing.timeline.measured)
 
 
-def _missing(timing: ReportedTiming) -> list[str]:
-    sections = {
-        "bubble accounting": timing.accounts,
-        "timeline": _has_timeline(timing),
-        "table of stages, blocks and readout": timing.rows,
-    }
-    return [name for name, content in sections.items() if not content]
-
-
 def _partial_batches(timing: ReportedTiming, unit: str) -> Iterator[str]:
     batches = partial_batches(timing.rows)
     if batches:
@@ -79,8 +74,10 @@ def _bubble(timing: ReportedTiming, index: int) -> Iterator[str]:
     yield "<h3>Bubble</h3>"
     if timing.bubble is not None:
         yield paragraph(bubble_line(timing.bubble))
-        yield _shares(timing.bubble)
-        yield explain("bubble", *_names_of_shares())
+        shares: dict[str, float] = asdict(timing.bubble)
+        names = [name.replace("_", " ") for name in shares]
+        yield table(["share of the step", *names], [["bubble", *map(share, shares.values())]])
+        yield explain("bubble", *names)
     elif len(timing.accounts) == 1:
         yield paragraph("A run of one stage has no bubble.")
     if timing.accounts:
@@ -102,16 +99,6 @@ def _bubble(timing: ReportedTiming, index: int) -> Iterator[str]:
         yield explain(*PARTS)
     if timing.overhead is not None:
         yield paragraph(f"Timing itself costs {timing.overhead:.2%} of a step.", "note")
-
-
-def _shares(bubble: Bubble) -> str:
-    shares: dict[str, float] = asdict(bubble)
-    head = ["share of the step", *_names_of_shares()]
-    return table(head, [["bubble", *map(share, shares.values())]])
-
-
-def _names_of_shares() -> list[str]:
-    return [field.name.replace("_", " ") for field in fields(Bubble)]
 
 
 def _timeline(timing: ReportedTiming, index: int) -> Iterator[str]:
@@ -148,7 +135,7 @@ def _durations(timing: ReportedTiming, index: int) -> Iterator[str]:
                 " All are partial batches." if counts_partial[phase] else " Full batches only."
             )
         yield paragraph(caption)
-        stacked = {d: durations.stacked_medians(seconds, d) for d in DIRECTIONS}
+        stacked = {d: durations.stacked_medians(seconds, d) for d in COMPUTE}
         stacked = {direction: parts for direction, parts in stacked.items() if parts}
         if stacked:
             yield as_html(charts.piece_chart(stacked), f"pieces-{phase}-{index}")

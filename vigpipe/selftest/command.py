@@ -27,10 +27,7 @@ class Finished:
 def command(
     words: Sequence[str], folder: Path, variables: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start `python -m vigpipe WORDS`, which ends with this context.
-
-    What it prints goes to the files `stdout` and `stderr` in the folder.
-    """
+    """Start `python -m vigpipe WORDS` with its output in a folder; it ends with this context."""
     with (
         (folder / "stdout").open("wb") as stdout,
         (folder / "stderr").open("wb") as stderr,

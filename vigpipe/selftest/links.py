@@ -72,10 +72,7 @@ def _binary(num_bytes: int) -> str:
 def measure_links(
     world_size: int, device_name: Device, sizes: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Start ranks that measure messages of `sizes` bytes, each rank on a GPU of its own.
-
-    Bandwidths are in bytes a second. This runs in a process of its own.
-    """
+    """Start ranks that measure messages of `sizes` bytes, each rank on a GPU of its own."""
     with tempfile.TemporaryDirectory(prefix="vigpipe-selftest-") as name:
         out = Path(name) / "links.json"
         arguments = [device_name, str(out), *map(str, sizes)]

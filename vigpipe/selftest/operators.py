@@ -194,17 +194,14 @@ def _run(case: Case, device: torch.device, *, fused: bool) -> tuple[Tensor, list
 
 
 def _off_in_nearness(case: Case, actual: Tensor, expected: Tensor) -> float:
-    """Compare how near the chosen neighbours are, in float64: near-ties may be chosen either way.
-
-    The result is infinite if a node has a neighbour twice.
-    """
+    """Compare how near chosen neighbours are, in float64, for near-ties may be chosen either way."""
     x, y, bias = case.tensors
     assert x is not None
     x, y = (t.double() / t.double().norm(dim=-1, keepdim=True) for t in (x, x if y is None else y))
     nearness = 2 * x @ y.mT - (0 if bias is None else bias.double())
     ordered = actual.sort(-1).values
     if (ordered[..., 1:] == ordered[..., :-1]).any():
-        return float("inf")
+        return float("inf")  # a node has a neighbour twice
     return float((nearness.gather(2, actual) - nearness.gather(2, expected)).abs().max())
 
 

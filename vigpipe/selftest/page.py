@@ -28,15 +28,11 @@ class PartResult:
 
 @dataclass(frozen=True)
 class Result:
-    """A self-test, finished or under way.
-
-    The facts are command, commit and versions, as `provenance` gives them; the parts are those that
-    have ended. The self-test took `seconds`, and might take `budget_seconds`.
-    """
+    """A self-test, finished or under way."""
 
     machine: Machine
-    facts: Mapping[str, Any]
-    parts: Sequence[PartResult]
+    facts: Mapping[str, Any]  # command, commit and versions, as `provenance` gives them
+    parts: Sequence[PartResult]  # those that have ended
     budget_seconds: float
     seconds: float
 
@@ -106,12 +102,8 @@ def as_json(result: Result) -> str:
         "budget_seconds": result.budget_seconds,
         "seconds": result.seconds,
         "parts": [
-            {
-                "name": part.part.name,
-                "seconds": part.seconds,
-                "rows": [asdict(row) for row in part.rows],
-            }
-            for part in result.parts
+            {"name": p.part.name, "seconds": p.seconds, "rows": [asdict(row) for row in p.rows]}
+            for p in result.parts
         ],
     }
     return json.dumps(_strict(whole), indent=1, ensure_ascii=False, allow_nan=False) + "\n"

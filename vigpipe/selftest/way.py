@@ -94,10 +94,7 @@ def training_step(
     device: torch.device,
     graph: bool | None = None,
 ) -> Callable[[], object]:
-    """Make the step of `vigpipe train` on one batch of noise.
-
-    `dtype`, `compiled` and `graph` are the options --dtype, --compile and --cuda-graph.
-    """
+    """Make the step of `vigpipe train` on one batch of noise."""
     repeat_convolutions()
     config = TrainConfig(
         model=model,
@@ -145,10 +142,7 @@ class Contender:
         return self._make()
 
     def prepare(self) -> Prepared:
-        """Make the model, run its first steps, and measure its memory.
-
-        After an error, such as too little memory while others used it, it may be called again.
-        """
+        """Make the model, run its first steps, measure its memory; may be tried again."""
         try:
             return self._prepare()
         finally:
