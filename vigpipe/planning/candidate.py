@@ -83,10 +83,7 @@ class Candidate:
 
     @property
     def slower(self) -> tuple[float, ...] | None:
-        """How many times longer each stage takes while all ranks of its host compute.
-
-        None where the factor is the same for all stages, because then it changes no cut.
-        """
+        """How many times longer each stage takes while all ranks of its host compute."""
         num_ranks = self.request.num_ranks
         world_size = num_ranks * self.request.num_replicas
         on_host = self.request.ranks_per_host or world_size
@@ -95,7 +92,7 @@ class Candidate:
         )
         factors = [stretch(self.profile.slowdown, count) for count in neighbours]
         if min(factors) == max(factors):
-            return None
+            return None  # it changes no cut
         return tuple(factors[p % num_ranks] for p in range(self.num_stages))
 
     def estimate(self, bounds: Bounds) -> float:

@@ -76,10 +76,7 @@ class Choice(NamedTuple):
 
 
 def choose(measured: Measured, cluster: Cluster) -> Choice:
-    """Choose the fastest way that fits, among those whose steps are one rank's.
-
-    InputError is raised if none keeps to the memory limit, or none was measured.
-    """
+    """Choose the fastest way that fits and has one rank's steps; raises InputError without any."""
     ways = [way for way in measured.ways if not way.why_not]
     outcomes = tuple(predict_way(way, measured, cluster) for way in ways)
     same = [outcome for outcome in outcomes if outcome.way.is_same]

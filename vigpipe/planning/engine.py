@@ -7,10 +7,7 @@ from vigpipe.spans import Span, SpanKind
 
 
 class Operation(NamedTuple):
-    """One operation of a rank: a forward, a backward, an all-reduce or the optimizer step.
-
-    Stages, micro-batches, messages and all-reduces are told by their numbers, -1 for none.
-    """
+    """One operation of a rank; what it is about are numbers, -1 for none."""
 
     kind: SpanKind
     stage: int

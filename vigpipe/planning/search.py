@@ -29,8 +29,7 @@ _NEAR = 1.3  # largest estimate of a layout that is simulated, relative to the b
 def search(profile: Profile, request: Request) -> list[Proposal]:
     """Find the best layouts for a request, the fastest first and equally fast ones by memory.
 
-    InputError is raised if there are more stages than blocks, no number of micro-batches is legal
-    for a schedule, or no layout keeps to the memory limit.
+    InputError is raised if there is none.
     """
     candidates = _candidates(profile, request)
     for candidate in candidates:

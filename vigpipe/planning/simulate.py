@@ -49,20 +49,12 @@ def simulate(
 ) -> list[Span]:
     """Simulate a training step: every rank's spans, from 0 to its end without gap or overlap.
 
-    Args:
-        orders: actions of every rank of one pipeline, by the rank's position in it.
-        costs: those of its stages.
-        num_replicas: with one there is no all-reduce.
-        slowdown: for `stretch`.
-        ranks_per_host: hosts are filled in the order of ranks; None if one host has all.
-        reduce_before_send: whether a stage's gradients are added up inside its last backward,
-            before the gradient of its input leaves (as DDP does), or after the rank's last action.
-        ahead: how many messages of a kind a rank asks for before it gets to their actions: 0, 1
-            (the next one, when it gets to an action), or infinity.
-        distinct: whether to leave out the replicas that do the same as the first one.
-
-    Raises:
-        ValueError: the ranks wait for one another and never end.
+    Hosts are filled in the order of ranks; one has all if ranks_per_host is None. A stage's
+    gradients are added up after the rank's last action, or, with reduce_before_send, inside its
+    last backward, before the gradient of its input leaves (as DDP does). A rank asks for so many
+    messages of a kind `ahead` of their actions: 0, 1 (the next one, when it gets to an action), or
+    infinity. If `distinct`, replicas that do the same as the first one are left out. ValueError is
+    raised if ranks wait for one another and never end.
     """
     num_ranks = len(orders)
     simulated = num_simulated(num_ranks, num_replicas, slowdown, ranks_per_host)

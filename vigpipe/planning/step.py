@@ -165,7 +165,7 @@ def stage_costs(
 def reduce_seconds(
     profile: Profile, request: Request, weight_bytes: float, num_stages: int
 ) -> float:
-    """Compute the seconds of adding up a stage's gradients over the replicas; 0 with one of them."""
+    """Compute the seconds of adding up a stage's gradients over the replicas; 0 with only one."""
     # The stages of a rank share the latency, but DDP adds up each stage on its own.
     at_once = 1 if request.sync == "ddp" else num_stages // request.num_ranks
     width = 2 if request.sync == "double" else 1  # float64 sums of float32 gradients

@@ -18,9 +18,8 @@ NUM_ROUNDS = 10  # least rounds, spread over the time that the profile takes
 class Contention:
     """Measures a step while 1, 2, ... ranks train at the same time, over and over again.
 
-    A quiet moment says little about an hour of training, so the rounds belong between the other
-    measurements: they are spread over the calls of `measure`. All ranks make one together, and call
-    its methods together.
+    A quiet moment says little about an hour of training, so the rounds are spread over the calls of
+    `measure`, between other measurements. All ranks make one and call its methods together.
     """
 
     def __init__(self, trial: Trial, rank: int, world_size: int, num_times: int) -> None:

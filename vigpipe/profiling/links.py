@@ -28,8 +28,7 @@ class LinkMeter:
     """Measures, in bursts, what ranks that share a graph take to tell one another something.
 
     The speed of a machine may drift, so bursts belong between the rehearsals that they are compared
-    with. Of an exchange, what a rank does for it by itself, such as writing what it gives, is taken
-    off: a rehearsal has that (`rehearse`).
+    with. What a rank does for an exchange by itself is taken off, for a rehearsal has that.
     """
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:

@@ -76,11 +76,7 @@ def dispatch_seconds(rows: Sequence[Row], pieces: Sequence[str]) -> float:
 
 
 def update_seconds(rows: Sequence[Row]) -> tuple[float, float]:
-    """Return the seconds of what is done once a step, medians over the steps.
-
-    First those of all of it (optimizer, adding gradients up, other), then those of the part that
-    does not shrink when the model is cut into stages.
-    """
+    """Return the median seconds of what is done once a step, and what of it no cut shrinks."""
     by_step: dict[int, dict[str, float]] = {}
     for row in rows:
         by_step.setdefault(row.step, {})[row.name] = row.seconds

@@ -13,9 +13,9 @@ LARGE_BYTES = 1 << 22  # message that is timed for the bandwidth
 
 
 def measure_transfer(rank: int, world_size: int, device: torch.device) -> tuple[float, float]:
-    """Exchange messages between ranks 0 and 1; all ranks call this together.
+    """Measure seconds of a small message and bytes per second of a large one between ranks 0 and 1.
 
-    The latency in seconds and the bandwidth in bytes per second are the same on every rank.
+    All ranks call this together, and all get the same.
     """
     if world_size == 1:
         return 0.0, 1e12  # there is no neighbour: transfers are as good as free

@@ -202,10 +202,7 @@ class _Share(NamedTuple):
 def _count_shares(
     way: MeasuredWay, run: Run, world: _World, base_bytes: int, at_once: int
 ) -> tuple[MeasuredWay, Rehearsal | None]:
-    """Count what ranks that share a graph, a replica, or a single rank send and hold.
-
-    What this rank has to rehearse for the seconds of the way is returned beside it.
-    """
+    """Count what a way's ranks send and hold; return also what this one rehearses of its time."""
     layout, device = run.layout, world.device
     work = _work(run)
     order = np.argsort(-work[:, 1:].sum(axis=1), kind="stable").tolist()

@@ -149,10 +149,7 @@ def piece_chart(stacked: Mapping[str, Mapping[str, Mapping[str, float]]]) -> "Fi
 
 
 def timeline_chart(timeline: Timeline) -> "Figure":
-    """Draw the measured timeline above the predicted one, with one row per rank.
-
-    All boxes that look alike are a single trace, which keeps thousands of them fluent.
-    """
+    """Draw the measured timeline above the predicted one, with one row per rank."""
     from plotly.subplots import make_subplots
 
     panels = [timeline.measured, *([timeline.predicted] if timeline.predicted else [])]
@@ -174,6 +171,7 @@ def timeline_chart(timeline: Timeline) -> "Figure":
     in_legend: set[Look] = set()
     for row, spans in enumerate(panels, 1):
         begin = min(span.start for span in spans) if spans else 0.0
+        # All boxes that look alike are a single trace, which keeps thousands of them fluent.
         for look, alike in by_look(spans, places).items():
             texts = ["<br>".join(label(span, places)[:most_lines]) for span in alike]
             boxes = _boxes(alike, look, texts, begin, look not in in_legend)

@@ -47,10 +47,7 @@ def loss_chart(runs: Sequence[ReportedRun]) -> "Figure":
 
 
 def accuracy_chart(runs: Sequence[ReportedRun]) -> "Figure":
-    """Draw the shares of the test samples, and the main one of the validation samples.
-
-    Where a node has one class, micro-F1 is the accuracy, and has no line of its own.
-    """
+    """Draw the shares of the test samples, and the main one of the validation samples."""
     lines = []
     for i, run in enumerate(runs):
         rows = run.evaluations
@@ -60,7 +57,7 @@ def accuracy_chart(runs: Sequence[ReportedRun]) -> "Figure":
         tested = [row.test for row in rows]
         validated = [row.validation for row in rows]
         kinds = [(f"test {name_of(main)}", "solid", [score.main for score in tested])]
-        for name in others:
+        for name in others:  # Where a node has one class, micro-F1 is the accuracy.
             if name != "micro_f1" or any(score.shares[name] != score.main for score in tested):
                 shares = [score.shares[name] for score in tested]
                 kinds.append((f"test {name_of(name)}", OTHER_DASHES[name], shares))

@@ -75,27 +75,25 @@ def stacked_medians(seconds: Seconds, direction: str) -> dict[str, dict[str, flo
     """
     median_of = {key[1]: float(np.median(seconds[key])) for key in _regions(seconds, {direction})}
     stacked: dict[str, dict[str, float]] = {}
-
-    def put(part: str, piece: str, value: float) -> None:
-        stacked.setdefault(part, {})[piece] = max(value, 0.0)
-
     for piece in [name for name in median_of if "/" not in name]:
-        of_layer = {part: median_of.get(piece + part, 0.0) for part in PARTS_OF_LAYER}
+        whole = median_of[piece]
+        of_layer = {name: median_of.get(piece + p, 0.0) for p, name in PARTS_OF_LAYER.items()}
+        inner = {part: median_of.get(piece + part, 0.0) for part in PARTS_OF_BLOCK if part}
         if any(of_layer.values()):
-            for part, value in of_layer.items():
-                put(PARTS_OF_LAYER[part], piece, value)
-            put("rest of the block", piece, median_of[piece] - sum(of_layer.values()))
-            continue
-        inner = {part: median_of.get(piece + part, 0.0) for part in PARTS_OF_BLOCK}
-        if not any(inner[part] for part in PARTS_OF_BLOCK if part):
-            put("whole", piece, median_of[piece])
-            continue
-        graph = inner["/grapher/knn"] + inner["/grapher/aggregation"]
-        put("kNN", piece, inner["/grapher/knn"])
-        put("aggregation", piece, inner["/grapher/aggregation"])
-        put("rest of the Grapher", piece, inner["/grapher"] - graph)
-        put("FFN", piece, inner["/ffn"])
-        put("rest of the block", piece, median_of[piece] - inner["/grapher"] - inner["/ffn"])
+            parts = {**of_layer, "rest of the block": whole - sum(of_layer.values())}
+        elif any(inner.values()):
+            grapher, knn, aggregation, ffn = inner.values()
+            parts = {
+                "kNN": knn,
+                "aggregation": aggregation,
+                "rest of the Grapher": grapher - (knn + aggregation),
+                "FFN": ffn,
+                "rest of the block": whole - grapher - ffn,
+            }
+        else:
+            parts = {"whole": whole}
+        for part, value in parts.items():
+            stacked.setdefault(part, {})[piece] = max(value, 0.0)
     return stacked
 
 

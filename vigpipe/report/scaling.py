@@ -17,11 +17,8 @@ def readings(run: ReportedRun) -> list[Reading]:
     """Return the throughput of each step of a run, of all replicas together.
 
     Left out are the first step after each start, which warms up, and partial batches. Where
-    replicas take steps of their own, a step is its D items, whoever took them, and its throughput
-    their samples over the mean of their seconds. Waits between items are not in it.
-
-    How many replicas there were until a run went on is known from the row that says so. Replicas
-    with steps of their own remain as many.
+    replicas take steps of their own, they remain as many, a step is its D items, whoever took them,
+    and its throughput their samples over the mean of their seconds, without waits between items.
     """
     now = _num_replicas(run)
     if now is None:
@@ -39,8 +36,7 @@ def readings(run: ReportedRun) -> list[Reading]:
     ]
     return [
         Reading(
-            next((number for last, number in told if step.number <= last), now),
-            step.per_second,
+            next((number for last, number in told if step.number <= last), now), step.per_second
         )
         for i, step in enumerate(steps)
         if i not in left_out and 0 <= step.per_second < LARGEST

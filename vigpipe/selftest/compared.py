@@ -8,10 +8,7 @@ from vigpipe.launch.device import peak_bytes, synchronize
 
 
 def begin_peak(device: torch.device) -> float:
-    """Forget how much memory was used, and return the bytes that are in use now.
-
-    On a GPU these are the bytes of tensors, on a CPU those of this process in RAM.
-    """
+    """Forget how much memory was used; return the bytes of tensors, or on a CPU of the process."""
     synchronize(device)  # A GPU has no statistics to reset before its first use.
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

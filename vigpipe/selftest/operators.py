@@ -194,7 +194,7 @@ def _run(case: Case, device: torch.device, *, fused: bool) -> tuple[Tensor, list
 
 
 def _off_in_nearness(case: Case, actual: Tensor, expected: Tensor) -> float:
-    """Compare how near chosen neighbours are, in float64, for near-ties may be chosen either way."""
+    """Compare how near chosen neighbours are, in float64; near-ties may be chosen either way."""
     x, y, bias = case.tensors
     assert x is not None
     x, y = (t.double() / t.double().norm(dim=-1, keepdim=True) for t in (x, x if y is None else y))

@@ -50,10 +50,7 @@ def measure(machine: Machine, budget: Budget) -> Iterator[Row]:
 def profile_step(
     model: VigModel, batch_size: int, dtype: Dtype, device_name: Device, num_threads: int
 ) -> dict[str, Any]:
-    """Profile a step of `vigpipe train`; runs in a process of its own.
-
-    On a CPU, whose operators the profiler slows down, `step_seconds` are those of a profiled step.
-    """
+    """Profile a step of `vigpipe train`; runs in a process of its own."""
     torch.set_num_threads(num_threads)
     keep_freed_memory()
     device = device_alone(device_name)
@@ -79,6 +76,7 @@ def profile_step(
         synchronize(device)
         profiled_seconds = (time.perf_counter() - start) / NUM_PROFILED
     return {
+        # The profiler slows down the operators of a CPU, of whose time they are a share.
         "step_seconds": median(seconds) if on_gpu else profiled_seconds,
         "peak_bytes": peak,
         "kernels": kernels_of(profiler.key_averages(), NUM_PROFILED, on_gpu),
@@ -86,10 +84,7 @@ def profile_step(
 
 
 def kernels_of(events: EventList, num_steps: int, on_gpu: bool) -> list[dict[str, Any]]:
-    """Return the kernels of a GPU, or operators of the CPU, in a profile, the longest first.
-
-    Calls and seconds are those of one of the profile's steps, without those of what it calls.
-    """
+    """Return the kernels of a GPU, or operators of the CPU, with their seconds a step, by these."""
     found: list[dict[str, Any]] = []
     for event in events:
         # The range of an annotation, such as the optimizer's, lasts as long as its kernels.

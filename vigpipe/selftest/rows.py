@@ -57,10 +57,9 @@ class Part:
 def attempt(
     what: str, budget: Budget, about: float, most: float, work: Callable[[float], Sequence[Row]]
 ) -> Sequence[Row]:
-    """Do some work in the seconds that it is given, and return its rows.
+    """Return the rows of work that is given some seconds, or one that says why there are none.
 
-    Without any, one row says why: it is skipped if the budget had less than `about` seconds, or ran
-    out, and has failed after any error, or after `most` seconds.
+    With less than `about` seconds it is not begun; after `most` it counts as hanging.
     """
     left = budget.left
     if left < about:

@@ -108,10 +108,7 @@ def _has_time(entry: Entry, budget: Budget, turns_seconds: float) -> bool:
 
 
 def _prepare(entries: Sequence[Entry], budget: Budget, turns_seconds: float) -> None:
-    """Prepare some ways at once, and those that failed, maybe for want of memory, one by one.
-
-    `turns_seconds` of the budget are kept for the turns of all that is prepared.
-    """
+    """Prepare some ways at once, and those that failed, maybe for want of memory, one by one."""
     for entry in entries:
         assert entry.worker is not None
         entry.worker.send("prepare")

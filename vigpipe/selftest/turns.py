@@ -38,7 +38,7 @@ class Entry:
 def take_turns(
     entries: Sequence[Entry], most: int, has_time: Callable[[], bool] = lambda: True
 ) -> None:
-    """Let the prepared ways run in turn; one that fails is given up, and the others go on."""
+    """Let the prepared ways run for at most so many rounds; one that fails is given up."""
     for _ in range(most):
         for entry in [e for e in entries if e.outcome == "measured"]:
             assert entry.worker is not None

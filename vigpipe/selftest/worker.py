@@ -28,10 +28,9 @@ class WorkerError(RuntimeError):
 
 
 class Worker:
-    """A fresh process with one object, whose methods are called from here.
+    """A fresh process, ended with the context, with one object whose methods are called from here.
 
-    `make`, which must be importable by its name, makes the object in the process. Leaving the
-    context ends the process.
+    `make`, which must be importable by its name, makes the object in the process.
     """
 
     def __init__(self, make: Callable[..., object], *arguments: object) -> None:
