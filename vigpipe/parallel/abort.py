@@ -36,10 +36,5 @@ def abort_all(backends: Iterable[Any], seconds: float) -> None:
 
 
 def _nccl_backends(groups: Iterable[dist.ProcessGroup | None]) -> list[Any]:
-    backends: list[Any] = []
-    for group in groups:
-        if group is not None and "nccl" in dist.get_backend_config(group):
-            backend = group._get_backend(torch.device("cuda"))
-            if backend not in backends:
-                backends.append(backend)
-    return backends
+    of_nccl = (g for g in groups if g is not None and "nccl" in dist.get_backend_config(g))
+    return list(dict.fromkeys(group._get_backend(torch.device("cuda")) for group in of_nccl))

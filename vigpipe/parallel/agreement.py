@@ -21,34 +21,20 @@ POLL_SECONDS = 1e-4  # A rank looks so often whether it is ready.
 
 
 class Peers(NamedTuple):
-    """The ranks that take every step together, this one among them.
-
-    Attributes:
-        size: number of ranks.
-        group: their process group; None for all ranks of the run.
-    """
+    """The ranks that take every step together, this one among them."""
 
     size: int = 1
-    group: dist.ProcessGroup | None = None
+    group: dist.ProcessGroup | None = None  # None for all ranks of the run
 
 
 class Status(NamedTuple):
-    """What a rank tells its peers before they step their optimizers.
+    """What a rank tells its peers before they step their optimizers."""
 
-    Attributes:
-        finite: whether this rank's gradients, and the loss if it has the last stage, are finite.
-        stop: whether this rank was asked to save and stop.
-        save: whether this rank considers a checkpoint to be due.
-        busy_seconds: seconds this rank spent in the forwards and backwards of the previous step,
-            without waiting.
-        data_seconds: seconds this rank waited for the batch of the step.
-    """
-
-    finite: bool = True
-    stop: bool = False
-    save: bool = False
-    busy_seconds: float = 0.0
-    data_seconds: float = 0.0
+    finite: bool = True  # its gradients are, and the loss if it has the last stage
+    stop: bool = False  # it was asked to save and stop
+    save: bool = False  # it considers a checkpoint to be due
+    busy_seconds: float = 0.0  # of the previous step's forwards and backwards, without waiting
+    data_seconds: float = 0.0  # for which it waited for the batch of the step
 
 
 NOTHING_WANTED = Status()
@@ -56,28 +42,27 @@ NOTHING_WANTED = Status()
 
 @dataclass
 class Agreement:
-    """The statuses of all peers in one step, in rank order; the same on every one of them."""
+    """The statuses of all peers in one step, in rank order; the same on every one of them.
+
+    The numbers must be finite on all of them; one that is asked to stop or to save is enough.
+    """
 
     statuses: Sequence[Status]
 
     @property
     def finite(self) -> bool:
-        """Whether the numbers of all peers are finite."""
         return all(status.finite for status in self.statuses)
 
     @property
     def stop(self) -> bool:
-        """Whether at least one peer was asked to stop."""
         return any(status.stop for status in self.statuses)
 
     @property
     def save(self) -> bool:
-        """Whether at least one peer considers a checkpoint to be due."""
         return any(status.save for status in self.statuses)
 
     @property
     def busy_seconds(self) -> list[float]:
-        """Seconds each peer spent in forwards and backwards, in rank order."""
         return [status.busy_seconds for status in self.statuses]
 
     @property

@@ -14,10 +14,6 @@ class Counterparts:
     """The ranks of all replicas that hold the same stages; they call each method together.
 
     The group is None for a replica alone.
-
-    Attributes:
-        size: how many they are.
-        rank: of this rank among them.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:

@@ -69,25 +69,15 @@ class FlatGradients:
 class Compressor(Protocol):
     """Adds up tensors over replicas with fewer bytes; see `vigpipe.replication.feedback`."""
 
-    def add_up(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the sums of what all replicas have sent, the same on each of them."""
-        ...
+    def add_up(self, tensors: Sequence[Tensor]) -> list[Tensor]: ...
 
-    def commit(self, is_used: Tensor) -> None:
-        """Be told whether the last sums are used, so that what they left out must be kept."""
-        ...
+    def commit(self, is_used: Tensor) -> None: ...
 
-    def residuals(self) -> dict[str, Tensor]:
-        """Return by name what this replica has left out."""
-        ...
+    def residuals(self) -> dict[str, Tensor]: ...
 
-    def memory(self) -> dict[str, Tensor]:
-        """Return by name what the next sum begins with, the same on all replicas."""
-        ...
+    def memory(self) -> dict[str, Tensor]: ...
 
-    def account(self) -> dict[str, int]:
-        """Return the number of sums, and how many bytes were sent."""
-        ...
+    def account(self) -> dict[str, int]: ...
 
 
 class CompressedGradients(FlatGradients):
@@ -106,7 +96,6 @@ class CompressedGradients(FlatGradients):
         self._compressor = compressor
 
     def reduce(self) -> None:
-        """Add up the gradients of all replicas, after the last backward of a step."""
         super().reduce()
         for view, total in zip(self.views, self._compressor.add_up(self.views), strict=True):
             view.copy_(total)
@@ -137,7 +126,6 @@ class DoubleGradients:
             _collect(parameter, own)
 
     def clear(self) -> None:
-        """Prepare for the first backward of a step, whose gradients replace what the sums hold."""
         for parameter, own in zip(self.parameters, self._sums, strict=True):
             parameter.grad = None
             own.begin()
@@ -145,10 +133,6 @@ class DoubleGradients:
                 offer(parameter, own)
 
     def reduce(self) -> None:
-        """Add up the replicas and round, after the last backward of a step.
-
-        Gradients are then the rounded sums over all micro-batches of all replicas.
-        """
         for parameter, own in zip(self.parameters, self._sums, strict=True):
             withdraw(parameter)
             own.end()
@@ -215,7 +199,6 @@ class DDPGradients:
             self.modules.append(module)
 
     def clear(self) -> None:
-        """Clear the sums before the first backward of a step."""
         for module in self.modules:
             module.zero_grad(set_to_none=True)
 
@@ -239,14 +222,13 @@ class GradientReducer:
 
     Args:
         stage_modules: this rank's stages; the modules that the schedule must run are in `modules`.
-        group: the ranks that hold the same stages, of all replicas and shards; None if there is
-            one.
+        group: the ranks that hold the same stages, of all replicas and shards.
         num_microbatches: M, by which each replica's gradients are added up. The gradient of a
             single micro-batch of a single replica is its sum already, and takes no more memory.
         sync: how gradients are added up, see the module's docstring.
         reducing: under ddp, called when a backward has only the last all-reduce left to do.
-        compressor: adds up the gradients instead; None to send them whole.
-        shards: of these ranks, the ones that share a replica's batch; None if there is one.
+        compressor: adds up the gradients instead.
+        shards: of these ranks, the ones that share a replica's batch.
     """
 
     def __init__(

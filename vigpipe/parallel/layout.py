@@ -39,31 +39,19 @@ if TYPE_CHECKING:
 class Layout:
     """The degrees of parallelism of a run, checked together.
 
-    Attributes:
-        pipeline_size: S, ranks of one pipeline.
-        num_microbatches: M, micro-batches a replica cuts its share of a batch into.
-        num_replicas: D, copies of the whole model.
-        schedule: order in which a rank takes its forwards and backwards.
-        virtual_stages: V, stages each rank holds; more than 1 only with a schedule in
-            `vigpipe.schedules.VIRTUAL`.
-        num_teams: number of teams, each of as many neighbouring replicas.
-        has_server: whether a server's pipeline follows those of the replicas.
-        num_shards: m, ranks that share the rows of a replica's batch; more than 1 only with one
-            stage.
-
     Raises:
         InputError: a degree is below 1, or the schedule cannot run with these degrees, or there are
             shards and stages.
     """
 
-    pipeline_size: int = 1
-    num_microbatches: int = 1
-    num_replicas: int = 1
+    pipeline_size: int = 1  # S, ranks of one pipeline
+    num_microbatches: int = 1  # M, micro-batches a replica cuts its share of a batch into
+    num_replicas: int = 1  # D, copies of the whole model
     schedule: Schedule = "gpipe"
-    virtual_stages: int = 1
-    num_teams: int = 1
-    has_server: bool = False
-    num_shards: int = 1
+    virtual_stages: int = 1  # V, stages of a rank; more than 1 only if the schedule is in VIRTUAL
+    num_teams: int = 1  # each of as many neighbouring replicas
+    has_server: bool = False  # whether a server's pipeline follows those of the replicas
+    num_shards: int = 1  # m, ranks that share a replica's batch; more than 1 only with one stage
 
     def __post_init__(self) -> None:
         assert self.num_replicas % self.num_teams == 0
@@ -89,7 +77,7 @@ class Layout:
 
     @property
     def num_stages(self) -> int:
-        """Number of stages of one pipeline, virtual ones counted: S * V."""
+        """S * V, stages of one pipeline, virtual ones counted."""
         return self.pipeline_size * self.virtual_stages
 
     @property
@@ -109,7 +97,6 @@ class Layout:
 
     @property
     def team_size(self) -> int:
-        """Number of replicas of a team."""
         return self.num_replicas // self.num_teams
 
     @property
@@ -118,7 +105,6 @@ class Layout:
         return replace(self, num_replicas=self.team_size, num_teams=1, has_server=False)
 
     def replica_index(self, rank: int) -> int:
-        """Return the index of the replica that a rank belongs to."""
         return rank // self.replica_size
 
     def shard_of(self, rank: int) -> int:
@@ -137,7 +123,6 @@ class Layout:
         return 0 if self.has_server else self.team_of(replica_index)[0]
 
     def pipeline_rank(self, rank: int) -> int:
-        """Return the position of a rank in its pipeline."""
         return rank % self.pipeline_size
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
@@ -185,27 +170,19 @@ def _counted(number: int, noun: str) -> str:
 
 
 class Groups(NamedTuple):
-    """The process groups of a rank; None where it is alone.
-
-    Attributes:
-        pipeline: the ranks of its pipeline.
-        shards: the ranks that share its replica's batch.
-        replicas: the ranks that hold the same stages and the same share, of all replicas and the
-            server.
-        teammates: of these, the ones in its team.
-        summed: the ones in its team that hold the same stages, which add their gradients up.
-        across_teams: of `replicas`, the ones with its place in each team.
-        team: all ranks of its team; also None if they are all of the run.
-        links: this rank and one of `across_teams`, by the place of that one there; only on request.
-    """
+    """The process groups of a rank; None where it is alone."""
 
     pipeline: "ProcessGroup | None" = None
-    shards: "ProcessGroup | None" = None
+    shards: "ProcessGroup | None" = None  # the ranks that share its replica's batch
+    # The ranks that hold the same stages and the same share, of all replicas and the server; of
+    # these, the ones in its team, and the ones with its place in each team.
     replicas: "ProcessGroup | None" = None
     teammates: "ProcessGroup | None" = None
-    summed: "ProcessGroup | None" = None
     across_teams: "ProcessGroup | None" = None
-    team: "ProcessGroup | None" = None
+    # The ranks in its team that hold the same stages, which add their gradients up.
+    summed: "ProcessGroup | None" = None
+    team: "ProcessGroup | None" = None  # also None if these are all ranks of the run
+    # This rank and one of `across_teams`, by the place of that one there; only on request.
     links: "Mapping[int, ProcessGroup]" = MappingProxyType({})
 
 
@@ -261,4 +238,4 @@ def make_groups(layout: Layout, timeout_seconds: float, *, linked: bool = False)
             link = dist.new_subgroups_by_enumeration(rows, timeout=timeout / impatience)[0]
             if here in (one, other):
                 links[other if here == one else one] = link
-    return Groups(pipeline, shards, replicas, teammates, summed, across_teams, team, links)
+    return Groups(pipeline, shards, replicas, teammates, across_teams, summed, team, links)

@@ -54,7 +54,7 @@ class Pipeline:
         modules: the same stages, which may be wrapped in DistributedDataParallel.
         stage_indices: indices of these stages in the plan.
         pipeline_group: the ranks of this pipeline; None if it has a single rank.
-        loss: loss of a micro-batch, called on the rank of the last stage.
+        loss: called on the rank of the last stage.
         send: copies a tensor of the host to the device.
         stopwatch: a context that is entered for every forward and backward of a training step.
     """
@@ -85,7 +85,6 @@ class Pipeline:
                 modules, stage_indices[-1], layout.num_microbatches, self._loss, watcher, stopwatch
             )
             return
-        num_stages = layout.num_stages
         ahead = messages_ahead(layout.schedule, device.type)
         stages = [
             Stage(
@@ -94,24 +93,16 @@ class Pipeline:
                 layout.num_microbatches if ahead == 1 else 0,
                 module,
                 index,
-                num_stages,
+                layout.num_stages,
                 device,
                 # Input and output are given so that torch does not probe the model, which would
                 # change BatchNorm's statistics. Boundaries require grad, or torch 2.13+ makes no
                 # buffers for their gradients.
-                input_args=_example(
-                    stage_module.input_shape,
-                    stage_module.input_dtype,
-                    grad=not stage_module.model.has_stem,
-                ),
-                output_args=_example(
-                    stage_module.output_shape, stage_module.output_dtype, grad=True
-                ),
+                input_args=_example(stage.input_shape, stage.input_dtype, not stage.model.has_stem),
+                output_args=_example(stage.output_shape, stage.output_dtype, grad=True),
                 group=pipeline_group,
             )
-            for stage_module, module, index in zip(
-                stage_modules, modules, stage_indices, strict=True
-            )
+            for stage, module, index in zip(stage_modules, modules, stage_indices, strict=True)
         ]
         rule = rule_of(layout.schedule)
         self._schedule = resolve_name(rule.class_name)(
@@ -124,11 +115,8 @@ class Pipeline:
     def train_step(self, batch: ReplicaBatch, *, eager: bool = False) -> Tensor | None:
         """Run the forward and backward of every micro-batch; gradients add up in `.grad`.
 
-        With `eager`, no recorded step is replayed.
-
-        Returns:
-            The share of each micro-batch in the loss, (M,) float64 on the device, on the rank of
-            the last stage; else None.
+        With `eager`, no recorded step is replayed. The rank of the last stage returns the share of
+        each micro-batch in the loss, (M,) float64 on the device.
         """
         for stage_module in self.stage_modules:
             stage_module.train()
@@ -152,11 +140,8 @@ class Pipeline:
 
     def _take_step(self, batch: ReplicaBatch, send: Send) -> Any:  # noqa: ANN401
         inputs, options = self._send_batch(batch, send)
-        losses: list[Tensor] = []
-        if "target" in options:
-            options["losses"] = losses
         self._schedule.step(*inputs, return_outputs=False, **options)
-        return torch.stack(losses).detach().double() if self.has_last else None
+        return torch.stack(options["losses"]).detach().double() if self.has_last else None
 
     def _send_batch(
         self, batch: ReplicaBatch, send: Send
@@ -177,14 +162,16 @@ class Pipeline:
             stage_module.begin(batch.sizes, structures=batch.structures)
         if batch.by_layer:
             return self._logits_by_layer(batch)
-        return self._forward(*self._send_samples(batch, self.send))
+        inputs, options = self._send_samples(batch, self.send)
+        return self._schedule.eval(*inputs, **options)
 
     @torch.no_grad()
     def forward_only(self, batch: ReplicaBatch) -> None:
         """Run all micro-batches forward as in training, so that norms see their features."""
         for stage_module in self.stage_modules:
             stage_module.train()
-        self._forward(*self._send_batch(batch, self.send))
+        inputs, options = self._send_batch(batch, self.send)
+        self._schedule.eval(*inputs, **options)
 
     def _logits_by_layer(self, batch: ReplicaBatch) -> Tensor | None:
         (structure,), (num_rows,) = batch.structures, batch.sizes
@@ -205,7 +192,6 @@ class Pipeline:
 
     @property
     def num_microbatches(self) -> int:
-        """M."""
         return self._layout.num_microbatches
 
     @property
@@ -240,11 +226,6 @@ class Pipeline:
         else:
             self.watcher.enter(kind, stage, 0)
 
-    def _forward(self, inputs: tuple[Tensor, ...], options: dict[str, Any]) -> Tensor | None:
-        if "target" in options:
-            options["losses"] = []
-        return self._schedule.eval(*inputs, **options)
-
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.watcher is None:
             return self.loss(logits, labels)
@@ -256,11 +237,14 @@ class Pipeline:
     def _send_samples(
         self, batch: ReplicaBatch, send: Send
     ) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        """Send inputs and labels, as far as this rank needs them: arguments of a schedule."""
+        """Send inputs and labels, as far as this rank needs them: arguments of a schedule.
+
+        The schedule fills the list of losses.
+        """
         weights = () if batch.weights is None else send(batch.weights).chunk(len(batch.sizes))
         self.loss.begin(batch.num_samples, weights)
         inputs = () if batch.inputs is None else (send(batch.inputs),)
-        return inputs, {} if batch.labels is None else {"target": send(batch.labels)}
+        return inputs, {} if batch.labels is None else {"target": send(batch.labels), "losses": []}
 
 
 class _OneRank:

@@ -39,17 +39,13 @@ class Shards:
     """The m ranks that share a replica's batch; they call each method together.
 
     The group is None for a rank that has a batch for itself.
-
-    Attributes:
-        size: m.
-        rank: of this rank among them.
-        sent: bytes that this rank has given to others so far, by what they were for. Of a sum,
-            those that an all-reduce sends at least.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
         self.size, self.rank = (1, 0) if group is None else (group.size(), group.rank())
+        # Bytes that this rank has given to others so far, by what they were for. Of a sum, those
+        # that an all-reduce sends at least.
         self.sent: Counter[str] = Counter()
         self._pool = Pool()
         self._windows = self._open_windows()

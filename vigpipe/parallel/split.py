@@ -24,21 +24,13 @@ class SampleDraws(Protocol):
 
 
 class Cuttable(Protocol):
-    """What a model must offer to be cut; `vigpipe.model.staged.StagedModel` does.
+    """What a model must offer to be cut; `vigpipe.model.staged.StagedModel` does."""
 
-    Attributes:
-        has_stem: whether it begins with the model's input; without the stem, with features.
-        has_readout: whether its output is logits; without the readout it is node features.
-        num_classes: number of logits of a sample.
-        span: number of its first block, and of the block after its last.
-        recompute: whether to compute activations again in the backward instead of keeping them.
-    """
-
-    has_stem: bool
-    has_readout: bool
+    has_stem: bool  # whether it begins with the model's input; without the stem, with features
+    has_readout: bool  # whether its output is logits; without the readout it is node features
     num_classes: int
-    span: tuple[int, int]
-    recompute: bool
+    span: tuple[int, int]  # number of its first block, and of the block after its last
+    recompute: bool  # whether to compute activations again in the backward instead of keeping them
 
     def boundary_shape(self, block: int) -> tuple[int, ...]:
         """Return the shape of what one sample passes to a block, without the batch dimension."""
@@ -77,12 +69,12 @@ class StageModule(nn.Module):
         model: the stage, as `Cuttable.keep` left it.
         microbatch_size: rows of a micro-batch of the model's input, padding included.
         row_shape: shape of one row of the model's input, (C, H, W) of an image.
-        dtype: dtype of the weights.
-        autocast_dtype: dtype of the matrix products; None for that of the weights.
-        boundary: dtype of what passes from stage to stage; by default that of the weights.
+        dtype: of the weights.
+        autocast_dtype: of the matrix products; None for that of the weights.
+        boundary: dtype of what passes from stage to stage; None for that of the weights.
         num_recomputed: number of micro-batches, from the first of a step, whose activations are
             computed again in the backward.
-        rows: of a micro-batch of the stage's input, and of its output, padding included; by default
+        rows: of a micro-batch of the stage's input, and of its output, padding included; None for
             those of the model's input.
     """
 
@@ -121,9 +113,8 @@ class StageModule(nn.Module):
         All that depends on numbers is known on the host before, so that a stage on a GPU never has
         to wait for one. Sizes do not count padding. Of a micro-batch that several ranks share, one
         may have no samples; it has a structure, and takes part. The draws are those for all rows of
-        the step, padding included, on the device of the stage; None for an evaluation. A structure
-        is what the model takes besides in a micro-batch, a tuple of arguments; nothing for most
-        models.
+        the step, padding included, on the device of the stage; None for an evaluation. The
+        structures are those of `Cuttable`, a tuple of arguments for each micro-batch, or none.
         """
         self.sizes, self.draws, self.num_forwards = sizes, draws, 0
         self.structures = structures
@@ -163,12 +154,8 @@ class StageModule(nn.Module):
         return y.to(self.output_dtype).contiguous()
 
     def _precision(self, x: Tensor) -> AbstractContextManager[Any]:
-        autocast_dtype = self.autocast_dtype
-        return (
-            nullcontext()
-            if autocast_dtype is None
-            else torch.autocast(x.device.type, autocast_dtype)
-        )
+        dtype = self.autocast_dtype
+        return nullcontext() if dtype is None else torch.autocast(x.device.type, dtype)
 
     def _connected_zeros(self, x: Tensor, num_rows: int) -> Tensor:
         # Other ranks wait for the gradient of x, and DDP for a gradient of every parameter, so

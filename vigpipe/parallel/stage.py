@@ -28,14 +28,10 @@ class Watcher(Protocol):
     def enter(
         self, kind: SpanKind, stage: int = -1, microbatch: int = -1, gap: SpanKind | None = None
     ) -> None:
-        """Begin an activity; what was going on until now ends.
+        """Begin an activity of a stage for a micro-batch, or of none; what was going on ends.
 
-        Args:
-            kind: what the rank does from now on.
-            stage: index of the stage it works for; -1 for no single stage.
-            microbatch: index of the micro-batch in the replica; -1 for no single one.
-            gap: what the rank did since the last activity ended or since it began to send; None for
-                `other`.
+        The `gap` is what the rank did since the last activity ended or since it began to send; None
+        for `other`.
         """
         ...
 
@@ -74,12 +70,10 @@ class Stage(PipelineStage):
         self._features, self._gradients = (_Received(one, num_ahead) for one in ask)
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:  # noqa: ANN401
-        """Run a forward, and tell the watcher."""
         with self._watched("forward", fwd_chunk_id, None if self.is_first else "wait input"):
             return super().forward_one_chunk(fwd_chunk_id, *args, **options)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **options: Any) -> Any:  # noqa: ANN401
-        """Run a backward, and tell the watcher."""
         if not self.has_backward:  # evaluations call this too
             return super().backward_one_chunk(bwd_chunk_id, *args, **options)
         with self._watched("backward", bwd_chunk_id, None if self.is_last else "wait gradient"):
@@ -98,19 +92,15 @@ class Stage(PipelineStage):
     # next send. So "send" is what a rank does between a send and its next receive.
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[P2POp]:
-        """Return what receives a micro-batch's features."""
         return self._received(self._features(fwd_chunk_id))
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[P2POp]:
-        """Return what receives the gradients of a micro-batch's output."""
         return self._received(self._gradients(bwd_chunk_id))
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[P2POp]:
-        """Return what sends a micro-batch's output on."""
         return self._sent(super().get_fwd_send_ops(fwd_chunk_id), fwd_chunk_id)
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[P2POp]:
-        """Return what sends the gradients of a micro-batch's features back."""
         return self._sent(super().get_bwd_send_ops(bwd_chunk_id), bwd_chunk_id)
 
     def _received(self, operations: list[P2POp]) -> list[P2POp]:

@@ -24,7 +24,7 @@ class StepGraph:
     """Takes steps by replaying one; smaller batches, which have other shapes, are not for it.
 
     Args:
-        num_samples: samples of a full step over all replicas.
+        num_samples: of a full step over all replicas.
         send_batch: sends all that a step needs to the device, tensor after tensor by a function.
         take_step: does so, runs all forwards and backwards, and returns the losses, (M,).
         send: copies a tensor of the host to the device.
@@ -49,7 +49,6 @@ class StepGraph:
         self._replay: Callable[[], None] | None = None
 
     def fits(self, batch: ReplicaBatch) -> bool:
-        """Whether a batch is a full one."""
         return batch.num_samples == self._num_samples
 
     def __call__(self, batch: ReplicaBatch) -> Tensor:
