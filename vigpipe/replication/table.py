@@ -19,9 +19,7 @@ PENDING, DONE, FAILED = range(3)  # outcomes of what the replicas do together
 class TableStore(Protocol):
     """The methods of torch's stores that the table needs."""
 
-    def get(self, key: str, /) -> bytes:
-        """Return a value; wait until it is there."""
-        ...
+    def get(self, key: str, /) -> bytes: ...
 
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
         """Set a value if it is the expected one; return the value that is there afterwards."""
@@ -30,87 +28,57 @@ class TableStore(Protocol):
 
 @dataclass(kw_only=True)
 class Table:
-    """The state of all replicas. Most lists have an entry for each of them; -1 stands for none.
+    """The state of all replicas.
 
-    Attributes:
-        drawn: number of items that the replicas have drawn; of a pool, all items before this one.
-        begun: how many of the replica's fixed items somebody has drawn.
-        returned: items that lost replicas had drawn; others take them first.
-        lost: whether the replica has died, or was given up; it comes back with another start.
-        taken: number of items with which the replica has taken a step.
-        leases: item that the replica has drawn but taken no step with.
-        ahead: item that the replica has drawn to come after the leased one.
-        last: the last item with which the replica has taken a step.
-        samples: samples that stand behind the replica's weights: those that it has trained on since
-            all were averaged, or its share of those that a pair has trained on.
-        joined: number of averages that the replica has come to, of all or in pairs.
-        given: steps that it had taken when it gave its weights for an average that it has not
-            applied yet (`replication.travel`).
-        given_samples: samples that stood behind these weights.
-        evaluated: the last item of replica 0 when it evaluated its weights last. With a server, the
-            last of all items when its weights were evaluated.
-        updates: number of gradients that the server has applied.
-        pulled: `updates` when the replica took its weights, until the server takes its gradient.
-        tickets: the replica's position in the queue for the server, while it waits to be given
-            weights or to give its gradient.
-        wanted: whether somebody wants all to rest as soon as they can.
-        closings: how often the pool was closed, so that all could rest.
-        answered: the last closing at which the leader has said whether all save, and stop.
-        rested: number of items that were drawn then.
-        saves: whether all save then.
-        stops: whether all stop then.
-        save_wanted: whether somebody wants all to save when they rest next.
-        stop_wanted: whether somebody wants all to stop then.
-        rests: how many closings the replica has followed.
-        finished: whether the replica has nothing left to do.
-        meetings: how often all that are left have met, to do something together.
-        present: whether the replica has come to the next meeting; a server has the last entry.
-        circle: the members of the last meeting.
-        reports: by replica and server, the outcome that it reports of what they did together.
-        verdict: the outcome on which all members of the meeting go on.
-        is_over: whether one has failed in a way that ends the run.
-        partners: the replica with which it is going to be averaged.
-        waiting: the replica for which it waits, to be averaged with it.
-        version: number of changes, so that no two texts are equal.
-        by: the replica that made the last change.
+    Lists without a default have an entry for each of them; -1 stands for none.
     """
 
-    drawn: int = 0
-    begun: list[int]
-    returned: list[int] = field(default_factory=list)
-    lost: list[bool]
-    taken: list[int]
-    leases: list[int]
-    ahead: list[int]
-    last: list[int]
+    drawn: int = 0  # items that the replicas have drawn; of a pool, all items before this one
+    begun: list[int]  # how many of the replica's fixed items somebody has drawn
+    returned: list[int] = field(default_factory=list)  # items of lost replicas; taken first
+    lost: list[bool]  # whether it has died, or was given up; it comes back with another start
+    taken: list[int]  # number of items with which the replica has taken a step
+    leases: list[int]  # item that the replica has drawn but taken no step with
+    ahead: list[int]  # item that it has drawn to come after the leased one
+    last: list[int]  # the last item with which it has taken a step
+    # Samples that stand behind the replica's weights: those that it has trained on since all were
+    # averaged, or its share of those that a pair has trained on.
     samples: list[int]
-    joined: list[int]
+    joined: list[int]  # averages that it has come to, of all or in pairs
+    # Steps that it had taken when it gave its weights for an average that it has not applied yet
+    # (`replication.travel`), and the samples that stood behind these weights.
     given: list[int]
     given_samples: list[int]
+    # The last item of replica 0 when it evaluated its weights last. With a server, the last of all
+    # items when its weights were evaluated.
     evaluated: int = -1
-    updates: int = 0
-    pulled: list[int]
-    tickets: list[int]
-    wanted: bool = False
-    closings: int = 0
+    updates: int = 0  # gradients that the server has applied
+    pulled: list[int]  # `updates` at the pull, until the server takes the gradient
+    tickets: list[int]  # position in the queue for the server, for a pull or a push
+    wanted: bool = False  # whether somebody wants all to rest as soon as they can
+    closings: int = 0  # how often the pool was closed, so that all could rest
+    # The last closing at which the leader has said whether all save, and stop, the number of items
+    # that were drawn then, and what it has said.
     answered: int = 0
     rested: int = 0
     saves: bool = False
     stops: bool = False
-    save_wanted: bool = False
-    stop_wanted: bool = False
-    rests: list[int]
-    finished: list[bool]
-    meetings: int = 0
+    save_wanted: bool = False  # whether somebody wants all to save when they rest next
+    stop_wanted: bool = False  # whether somebody wants all to stop then
+    rests: list[int]  # how many closings the replica has followed
+    finished: list[bool]  # whether it has nothing left to do
+    meetings: int = 0  # how often all that are left have met, to do something together
+    # Whether a replica, or the server, has come to the next meeting; the members of the last one;
+    # the outcome that each reports of what they did together; and that on which all of them go on.
     present: list[bool]
     circle: list[int] = field(default_factory=list)
     reports: list[int]
     verdict: int = PENDING
-    is_over: bool = False
-    partners: list[int]
-    waiting: list[int]
-    version: int = 0
-    by: int = -1
+    is_over: bool = False  # whether one has failed in a way that ends the run
+    partners: list[int]  # the replica with which it is going to be averaged
+    waiting: list[int]  # the replica for which it waits, to be averaged with it
+    version: int = 0  # number of changes, so that no two texts are equal
+    by: int = -1  # the replica that made the last change
 
     @property
     def num_begun(self) -> int:
@@ -205,7 +173,6 @@ class Table:
             self.reports = [PENDING] * len(self.present)
 
     def as_text(self) -> str:
-        """Return the table as the text that the store keeps."""
         return json.dumps(vars(self), separators=(",", ":"))
 
     def progress(self) -> dict[str, Any]:
@@ -223,26 +190,16 @@ class Table:
 
 def new_table(num_replicas: int, *, has_server: bool = False) -> Table:
     """Return the table of a run that begins."""
+    zeros = ("begun", "taken", "samples", "joined", "given_samples", "rests")
+    none = ("leases", "ahead", "last", "given", "pulled", "tickets", "partners", "waiting")
+    first: dict[str, Any] = dict.fromkeys(zeros, 0) | dict.fromkeys(none, -1)
     num_pipelines = num_replicas + has_server
     return Table(
-        begun=[0] * num_replicas,
+        **{name: [value] * num_replicas for name, value in first.items()},
         lost=[False] * num_replicas,
-        taken=[0] * num_replicas,
-        leases=[-1] * num_replicas,
-        ahead=[-1] * num_replicas,
-        last=[-1] * num_replicas,
-        samples=[0] * num_replicas,
-        joined=[0] * num_replicas,
-        given=[-1] * num_replicas,
-        given_samples=[0] * num_replicas,
-        pulled=[-1] * num_replicas,
-        tickets=[-1] * num_replicas,
-        rests=[0] * num_replicas,
         finished=[False] * num_replicas,
         present=[False] * num_pipelines,
         reports=[PENDING] * num_pipelines,
-        partners=[-1] * num_replicas,
-        waiting=[-1] * num_replicas,
     )
 
 
