@@ -42,7 +42,7 @@ from vigpipe.replication.decisions import ALL
 from vigpipe.replication.feedback import make_method
 from vigpipe.replication.own_steps import OwnSteps, Weights
 from vigpipe.replication.position import Position
-from vigpipe.replication.strategy import Loop, Pushed, Strategy
+from vigpipe.replication.strategy import Computed, Loop, Pushed, Strategy
 from vigpipe.run.folder import make_output_folder
 
 MACHINES = ("equal", "one slow", "spells")
@@ -245,7 +245,7 @@ def _work(strategy: Strategy, weights: Weights, costs: Iterator[float]) -> None:
     stats, is_finite = torch.zeros(1, 3, 0, dtype=torch.float64), torch.tensor(True)
     for _ in strategy.items(0, is_evaluated=True, loop=_Applies(strategy)):
         sleep_until(time.perf_counter() + next(costs))
-        strategy.combine_gradients(gradients, stats, is_finite, num_samples=1, loss=None)
+        strategy.combine_gradients(Computed(gradients, stats, is_finite, 1, None))
         strategy.hear(Agreement([Status()]))
 
 

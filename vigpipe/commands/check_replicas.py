@@ -22,7 +22,7 @@ from vigpipe.parallel.agreement import Agreement, Peers
 from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.parallel.layout import Layout
 from vigpipe.replication.record import Recorded, collect
-from vigpipe.replication.strategy import Item, Loop, Outcome, Pushed
+from vigpipe.replication.strategy import Computed, Item, Loop, Outcome, Pushed
 from vigpipe.replication.subnetworks.moments import is_moment
 from vigpipe.replication.synchronous import Synchronous
 from vigpipe.run.batches import read_batch
@@ -190,20 +190,13 @@ class Alone(Synchronous):
 
     given: "Average | None" = None
 
-    def combine_gradients(
-        self,
-        gradients: Sequence[Tensor],
-        stats: Tensor,
-        is_finite: Tensor,
-        num_samples: int,
-        loss: Tensor | None,
-    ) -> Outcome:
+    def combine_gradients(self, own: Computed) -> Outcome:
         """Replace the gradients by the mean that is given, if there is one."""
         if self.given is None:
-            return Outcome(stats, None if num_samples else torch.zeros_like(is_finite))
-        for gradient, mean in zip(gradients, self.given.means, strict=True):
+            return Outcome(own.stats, None if own.num_samples else torch.zeros_like(own.is_finite))
+        for gradient, mean in zip(own.gradients, self.given.means, strict=True):
             gradient.copy_(mean)
-        is_taken = torch.full_like(is_finite, self.given.num_samples > 0)
+        is_taken = torch.full_like(own.is_finite, self.given.num_samples > 0)
         return Outcome(self.given.stats, is_taken)
 
 

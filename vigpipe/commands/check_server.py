@@ -17,7 +17,7 @@ from vigpipe.parallel.agreement import Peers
 from vigpipe.parallel.layout import Layout
 from vigpipe.replication.record import Recorded
 from vigpipe.replication.serving import damping
-from vigpipe.replication.strategy import Item, Outcome, Pushed
+from vigpipe.replication.strategy import Computed, Item, Outcome, Pushed
 from vigpipe.replication.synchronous import Synchronous
 from vigpipe.run.batches import read_batch
 from vigpipe.run.facts import Run
@@ -61,18 +61,11 @@ class _HandsOver(Synchronous):
     gradients: Sequence[Tensor] = ()
     stats = loss = torch.zeros(0)
 
-    def combine_gradients(
-        self,
-        gradients: Sequence[Tensor],
-        stats: Tensor,
-        is_finite: Tensor,
-        num_samples: int,
-        loss: Tensor | None,
-    ) -> Outcome:
+    def combine_gradients(self, own: Computed) -> Outcome:
         """Keep what the step has found."""
-        assert loss is not None
-        self.gradients, self.stats, self.loss = gradients, stats, loss
-        return Outcome(stats, torch.zeros_like(is_finite), is_own=False)
+        assert own.loss is not None
+        self.gradients, self.stats, self.loss = own.gradients, own.stats, own.loss
+        return Outcome(own.stats, torch.zeros_like(own.is_finite), is_own=False)
 
 
 def serve_in_turn(run: Run, recorded: Sequence[Recorded], device: torch.device) -> Kinds:

@@ -44,7 +44,7 @@ from vigpipe.replication.position import Position
 from vigpipe.replication.record import Recorded
 from vigpipe.replication.serving import ServerMember
 from vigpipe.replication.store import StoreLostError
-from vigpipe.replication.strategy import Item, Loop, Outcome
+from vigpipe.replication.strategy import Computed, Item, Loop, Outcome
 from vigpipe.replication.table import SharedTable, resumed_table
 
 T = TypeVar("T")
@@ -272,52 +272,39 @@ class OwnSteps:
         share = team * self._position.team_size + self._position.replica_in_team
         return self._whole_course.items(step, self._course.next_evaluation(step), share)
 
-    def combine_gradients(
-        self,
-        gradients: Sequence[Tensor],
-        stats: Tensor,
-        is_finite: Tensor,
-        num_samples: int,
-        loss: Tensor | None,
-    ) -> Outcome:
+    def combine_gradients(self, own: Computed) -> Outcome:
         """Average gradients if that is due, each weighted with the samples of its item.
 
         A gradient that is not finite is not sent: its item counts as one without samples. A step
         without samples is not taken, unless other replicas have some.
         """
-        self._last_samples = num_samples
+        self._last_samples = own.num_samples
         action, partner, _ = self._next_decision() if self._rules.gradients else OWN_GRADIENTS
         if action is Action.AVERAGE:
-            return self._average_gradients(gradients, stats, is_finite, num_samples, partner)
+            return self._average_gradients(own, partner)
         if action is Action.NO_STEP:
             self._last_samples = None
-        is_taken = action is Action.OWN_GRADIENTS and num_samples > 0
-        return Outcome(stats, None if is_taken else torch.zeros_like(is_finite))
+            return Outcome(own.stats, torch.zeros_like(own.is_finite))
+        return _alone(own)
 
-    def _average_gradients(
-        self,
-        gradients: Sequence[Tensor],
-        stats: Tensor,
-        is_finite: Tensor,
-        num_samples: int,
-        partner: int,
-    ) -> Outcome:
-        is_good = holds_everywhere(is_finite, self.peers)
+    def _average_gradients(self, own: Computed, partner: int) -> Outcome:
+        is_good = holds_everywhere(own.is_finite, self.peers)
 
         def exchange() -> tuple[list[Tensor], Tensor, Tensor]:
-            good = [torch.where(is_good, g, torch.zeros_like(g)) for g in gradients]
-            means, num_all = self._averages.mean(good, num_samples * is_good.double(), partner)
-            good_stats = torch.where(is_good, stats, torch.zeros_like(stats)).flatten()
-            return means, num_all, self._exchange.gather(good_stats, partner)
+            *good, stats = (
+                torch.where(is_good, t, torch.zeros_like(t)) for t in (*own.gradients, own.stats)
+            )
+            means, num_all = self._averages.mean(good, own.num_samples * is_good.double(), partner)
+            return means, num_all, self._exchange.gather(stats.flatten(), partner)
 
         with self._averaging():
             exchanged = self._unless_lost(exchange, partner)
             if exchanged is None:
-                return Outcome(stats, None if num_samples > 0 else torch.zeros_like(is_finite))
+                return _alone(own)
             means, num_all, by_replica = exchanged
-            num_microbatches = len(by_replica) * len(stats)
-            all_stats = by_replica.view(num_microbatches, *stats.shape[1:])
-            for gradient, mean in zip(gradients, means, strict=True):
+            num_microbatches = len(by_replica) * len(own.stats)
+            all_stats = by_replica.view(num_microbatches, *own.stats.shape[1:])
+            for gradient, mean in zip(own.gradients, means, strict=True):
                 gradient.copy_(mean)
         return Outcome(all_stats, num_all > 0)
 
@@ -326,7 +313,7 @@ class OwnSteps:
         zeros = [torch.zeros_like(p) for p in self._weights.parameters.values()]
         no_stats = zeros[0].new_zeros(self._position.num_stats, dtype=torch.float64)
         is_finite = zeros[0].new_ones((), dtype=torch.bool)
-        self._average_gradients(zeros, no_stats, is_finite, 0, partner)
+        self._average_gradients(Computed(zeros, no_stats, is_finite, 0, None), partner)
 
     @torch.no_grad()
     def average_weights(self) -> None:
@@ -468,6 +455,11 @@ class OwnSteps:
             "averaging_seconds": seconds["averaged"],
             "bytes_sent": self._exchange.bytes_sent,
         }
+
+
+def _alone(own: Computed) -> Outcome:
+    """Return the outcome of a step with the replica's own gradients, if its item has samples."""
+    return Outcome(own.stats, None if own.num_samples > 0 else torch.zeros_like(own.is_finite))
 
 
 def _make_rules(options: TrainConfig, course: Course, *, is_free: bool) -> Rules:

@@ -42,7 +42,7 @@ from vigpipe.replication.serving import (
     serve,
 )
 from vigpipe.replication.store import StoreLostError
-from vigpipe.replication.strategy import Item, Loop, Outcome, Pushed
+from vigpipe.replication.strategy import Computed, Item, Loop, Outcome, Pushed
 from vigpipe.replication.table import SharedTable
 
 _NUM_FACTS = 3  # item, samples and loss are sent before the statistics
@@ -93,29 +93,22 @@ class Worker(_WithServer):
             for parameter, new in zip(self._parameters, weights, strict=True):
                 parameter.copy_(new)
 
-    def combine_gradients(
-        self,
-        gradients: Sequence[Tensor],
-        stats: Tensor,
-        is_finite: Tensor,
-        num_samples: int,
-        loss: Tensor | None,
-    ) -> Outcome:
+    def combine_gradients(self, own: Computed) -> Outcome:
         """Give the gradients to the server, unless some are not finite or the item is empty."""
-        is_good = bool(holds_everywhere(is_finite, self.peers))
-        self._last_samples = num_given = num_samples if is_good else 0
+        is_good = bool(holds_everywhere(own.is_finite, self.peers))
+        self._last_samples = num_given = own.num_samples if is_good else 0
         if isinstance(self._member, WorkerMember):
             self._member.num_given = num_given if is_good else NOT_FINITE
         self._next_decision()  # PUSH
         if num_given:
             with self._averaging():
-                facts = stats.new_tensor([self._item, num_given, math.nan])
-                if loss is not None:
-                    facts[-1] = loss
-                facts = torch.cat((facts, stats.flatten()))
+                facts = own.stats.new_tensor([self._item, num_given, math.nan])
+                if own.loss is not None:
+                    facts[-1] = own.loss
+                facts = torch.cat((facts, own.stats.flatten()))
                 self._exchange.send([facts], self._server)
-                self._exchange.send(gradients, self._server)
-        return Outcome(stats, torch.zeros_like(is_finite), is_own=False)
+                self._exchange.send(own.gradients, self._server)
+        return Outcome(own.stats, torch.zeros_like(own.is_finite), is_own=False)
 
 
 class Server(_WithServer):

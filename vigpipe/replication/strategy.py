@@ -12,56 +12,46 @@ class Item(NamedTuple):
     """One replica's share of a step, with which it takes one optimizer step.
 
     Step s has the items s * D ... s * D + D - 1, one for each of its D shares.
-
-    Attributes:
-        number: counted from 0 over the whole run.
-        is_evaluation_due: whether the weights must be scored after the step.
-        ahead: the next items, which data workers may read ahead.
     """
 
-    number: int
-    is_evaluation_due: bool = False
-    ahead: Sequence[int] = ()
+    number: int  # counted from 0 over the whole run
+    is_evaluation_due: bool = False  # whether the weights must be scored after the step
+    ahead: Sequence[int] = ()  # the next items, which data workers may read ahead
 
 
 class Pushed(NamedTuple):
-    """Gradients of another replica, which are in place for this rank's optimizer.
+    """Gradients of another replica, which are in place for this rank's optimizer."""
 
-    Attributes:
-        replica: the replica that has computed them.
-        item: number of the item that they were computed with.
-        step: index of its step, counted on global batches.
-        num_samples: number of its samples.
-        loss: its loss, on ranks of the last stage.
-        stats: BatchNorm's statistics of its micro-batches, in one row.
-        seconds: time since the replica took the weights.
-        staleness: number of gradients of others that were applied meanwhile.
-        damping: factor of the learning rate.
-    """
-
-    replica: int
+    replica: int  # the one that has computed them
     item: int
-    step: int
+    step: int  # counted on global batches
     num_samples: int
-    loss: float
-    stats: Tensor
-    seconds: float
-    staleness: int
-    damping: float
+    loss: float  # on ranks of the last stage
+    stats: Tensor  # BatchNorm's statistics of its micro-batches, in one row
+    seconds: float  # since the replica took the weights
+    staleness: int  # number of gradients of others that were applied meanwhile
+    damping: float  # factor of the learning rate
+
+
+class Computed(NamedTuple):
+    """What a rank has computed of its item, before an optimizer takes the step."""
+
+    gradients: Sequence[Tensor]  # of this rank's stages, summed over its peers; changed in place
+    stats: Tensor  # BatchNorm's of the step's micro-batches, (micro-batches, 3, channels)
+    is_finite: Tensor  # whether they are, and the loss if known; a scalar on the device
+    num_samples: int
+    loss: Tensor | None  # of the item, a scalar on the device; only on the last stage
 
 
 class Outcome(NamedTuple):
-    """What is known of a step once its gradients are final.
+    """What is known of a step once its gradients are final."""
 
-    Attributes:
-        stats: BatchNorm's statistics of all micro-batches that count, (micro-batches, 3, channels).
-        is_taken: whether the step may change the weights, a scalar on the device; None if it may
-            when the numbers of all peers are finite.
-        is_own: whether this rank's optimizer takes it; otherwise another rank has the gradients.
-    """
-
+    # BatchNorm's statistics of all micro-batches that count, (micro-batches, 3, channels).
     stats: Tensor
+    # Whether the step may change the weights, a scalar on the device; None if it may when the
+    # numbers of all peers are finite.
     is_taken: Tensor | None = None
+    # Whether this rank's optimizer takes it; otherwise another rank has the gradients.
     is_own: bool = True
 
 
@@ -93,52 +83,27 @@ class Loop:
     def rest(self, step: int, *, stop: bool) -> None:
         """Save a checkpoint: all ranks are here, and nothing is under way between them.
 
-        Args:
-            step: number of optimizer steps on a global batch that are done, or begun.
-            stop: whether the run ends after it; no items come then.
+        `step` optimizer steps on a global batch are done, or begun. With `stop` the run ends after
+        it; no items come then.
         """
 
 
 class Strategy(Protocol):
-    """How replicas agree. `own_steps.OwnSteps` is the base of those with steps of their own.
+    """How replicas agree. `own_steps.OwnSteps` is the base of those with steps of their own."""
 
-    Attributes:
-        peers: the ranks that take every step together: all of them or none change their weights.
-    """
-
-    peers: Peers
+    peers: Peers  # the ranks that take every step together: all change their weights, or none
 
     def items(self, first_step: int, is_evaluated: bool, loop: Loop) -> Iterator[Item]:
         """Yield the items that this rank takes a step with, until the run ends.
 
         Before it asks for the next item, the caller must hand the step to the device, and call
-        `hear`. The strategy asks the loop for all else that is due.
-
-        Args:
-            first_step: number of steps that were done before.
-            is_evaluated: whether the evaluation that is due after them has been done.
-            loop: the loop of this rank.
+        `hear`. The strategy asks the loop for all else that is due. `first_step` steps were done
+        before, and perhaps the evaluation that is due after them.
         """
         ...
 
-    def combine_gradients(
-        self,
-        gradients: Sequence[Tensor],
-        stats: Tensor,
-        is_finite: Tensor,
-        num_samples: int,
-        loss: Tensor | None,
-    ) -> Outcome:
-        """Exchange gradients with others than the peers if that is due, before the optimizer.
-
-        Args:
-            gradients: those of this rank's stages, summed over its peers; changed in place.
-            stats: BatchNorm's, in the micro-batches of the step, (micro-batches, 3, channels).
-            is_finite: whether this rank's gradients, and the loss if it knows it, are finite; a
-                scalar on the device.
-            num_samples: number of samples of the item.
-            loss: that of the item, a scalar on the device; None except on the last stage.
-        """
+    def combine_gradients(self, own: Computed) -> Outcome:
+        """Exchange gradients with others than the peers if that is due, before the optimizer."""
         ...
 
     def hear(self, agreement: Agreement, *, is_full: bool = True) -> None:

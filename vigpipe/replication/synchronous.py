@@ -8,13 +8,11 @@ being the rank's parameters in float32; with --sync double it sends twice as man
 fewer (`replication.compression`).
 """
 
-from collections.abc import Iterator, Sequence
-
-from torch import Tensor
+from collections.abc import Iterator
 
 from vigpipe.parallel.agreement import Agreement, Peers
 from vigpipe.replication.course import Course
-from vigpipe.replication.strategy import Item, Loop, Outcome
+from vigpipe.replication.strategy import Computed, Item, Loop, Outcome
 
 
 class Synchronous:
@@ -47,17 +45,8 @@ class Synchronous:
             loop.rest(step, stop=self._stops)
         self._saves = False
 
-    def combine_gradients(
-        self,
-        gradients: Sequence[Tensor],
-        stats: Tensor,
-        is_finite: Tensor,
-        num_samples: int,
-        loss: Tensor | None,
-    ) -> Outcome:
-        """Take the step with these gradients, which all replicas have in common."""
-        return Outcome(stats)
+    def combine_gradients(self, own: Computed) -> Outcome:
+        return Outcome(own.stats)
 
     def hear(self, agreement: Agreement, *, is_full: bool = True) -> None:
-        """Note what the ranks want after the step."""
         self._saves, self._stops = agreement.save, agreement.stop

@@ -29,7 +29,7 @@ from vigpipe.parallel.agreement import (
 )
 from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.parallel.clip import clip_gradients
-from vigpipe.replication.strategy import Pushed
+from vigpipe.replication.strategy import Computed, Pushed
 from vigpipe.run.handed_step import HandedStep
 from vigpipe.run.rank import RankState
 
@@ -61,7 +61,7 @@ def train_step(
     loss, stats = _gather_loss_and_stats(rank_state, losses)
     is_finite = _is_finite(gradients, loss)
     stats, may_take, is_own = rank_state.strategy.combine_gradients(
-        gradients, stats, is_finite, batch.num_samples, loss
+        Computed(gradients, stats, is_finite, batch.num_samples, loss)
     )
     if is_own:
         _clip(rank_state)
