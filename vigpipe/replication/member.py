@@ -24,35 +24,21 @@ Waiting = Generator[None, None, T]
 
 @dataclass(frozen=True)
 class Rules:
-    """What the options say about the replicas of a run.
-
-    Attributes:
-        course: the steps of the run.
-        average_every: TAU, steps from one average to the next; 0 if nothing is averaged.
-        gradients: whether gradients are averaged, within a step; otherwise weights are, between two
-            steps.
-        from_pool: whether items are drawn from the pool; otherwise replica r takes the items
-            r, r + D, r + 2 D ...
-        looks_ahead: whether a replica draws its next item while it works on one, so that the images
-            can be read meanwhile.
-        overlap: K, own steps after which an average is applied; with 0 a replica waits for each.
-        in_sets: whether only even replicas draw partners (gossip), and only odd ones are drawn.
-        answers_after_item: whether a replica that was drawn meets its partner after its next item.
-        staleness: how many items a worker of a server may be ahead of the slowest; None for no
-            limit.
-        seed: seed of the draws of partners.
-    """
+    """What the options say about the replicas of a run."""
 
     course: Course
-    average_every: int
+    average_every: int  # TAU, steps from one average to the next; 0 if nothing is averaged
+    # Whether gradients are averaged, within a step; otherwise weights are, between two steps.
     gradients: bool
+    # Whether items are drawn from the pool; otherwise replica r takes r, r + D, r + 2 D ...
     from_pool: bool
+    # Whether a replica draws its next item while it works on one, so that the images can be read.
     looks_ahead: bool = False
-    overlap: int = 0
-    in_sets: bool = False
-    answers_after_item: bool = False
-    staleness: int | None = None
-    seed: int = 0
+    overlap: int = 0  # K, own steps after which an average is applied; 0 to wait for each
+    in_sets: bool = False  # whether only even replicas draw partners, and only odd ones are drawn
+    answers_after_item: bool = False  # whether one that was drawn comes after its next item
+    staleness: int | None = None  # items a worker may be ahead of the slowest; None for no limit
+    seed: int = 0  # of the draws of partners
 
 
 class NoItem(Enum):
@@ -63,14 +49,52 @@ class NoItem(Enum):
     NONE_LEFT = "all items have been taken"
 
 
-class Member:
-    """A replica, as its first rank sees it. With `recorded`, it does that again.
+class Participant:
+    """A replica or the server, as its first rank sees it.
 
     Attributes:
-        rules: what the options say.
+        rested: the table when all rested last, if this was the leader then, or at the end.
+        events: what was done, as rows of events.jsonl (`replication.record`).
+        evaluated: with a server, the last item before the last evaluation; -1 for none.
+    """
+
+    def __init__(self, table: SharedTable, rules: Rules) -> None:
+        self._table, self.rules = table, rules
+        self.rested = table.read()
+        self.evaluated = self.rested.evaluated
+        self.events: list[dict[str, int]] = []
+
+    def see(self) -> Table:
+        """Return the table as it is now; it must not be changed."""
+        return self._table.read()
+
+    def known(self) -> Table:
+        """Return the table as it was last seen, with what this one has done since."""
+        return self._table.last_seen
+
+    def answer(self) -> None:
+        """Decide, as the leader, how it goes on after a rest: whether all save, or stop."""
+        self._table.change(Table.answer)
+        self.rested = self._table.last_seen
+
+    def close(self, *, stop: bool = False) -> None:
+        """Ask all to rest before they take another item, to save, and perhaps to end."""
+        raise NotImplementedError
+
+    def lose(self, replica: int) -> None:
+        """Go on without another replica, which is dead or does not answer."""
+        self._table.lose(replica)
+
+    def part(self, partner: int) -> None:
+        """Go on without a replica that was lost within an exchange, which does not count then."""
+        self.lose(partner)
+
+
+class Member(Participant):
+    """A replica. With `recorded`, it does that again.
+
+    Attributes:
         samples: samples that it has trained on since it was averaged; the strategy keeps count.
-        rested: the table when all rested last, if this replica was the leader then, or at the end.
-        events: what it has done, as rows of events.jsonl (`replication.record`).
     """
 
     def __init__(
@@ -80,23 +104,18 @@ class Member:
         rules: Rules,
         recorded: Recorded | None = None,
     ) -> None:
-        self._table, self._index, self.rules = table, replica_index, rules
-        self._recorded = recorded
-        self.samples = table.read().samples[replica_index]
-        self.events: list[dict[str, int]] = []
-        self._noted_step = table.last_seen.taken[replica_index]
+        super().__init__(table, rules)
+        self._index, self._recorded = replica_index, recorded
+        self.samples = self.rested.samples[replica_index]
+        self._noted_step = self.rested.taken[replica_index]
         self._was_leader = replica_index == 0
-        self.rested = table.last_seen
 
     def average(self, *, in_step: bool) -> Waiting[Decision]:
         """Come to an average if one is due, and wait for the other replicas that take part.
 
-        Args:
-            in_step: whether the replica has computed the gradients of a step that it has not taken.
-
-        Returns:
-            AVERAGE or GIVE; OWN_GRADIENTS if none is due; NO_STEP if it does not take place, since
-            the pool was closed meanwhile.
+        With `in_step`, the replica has computed the gradients of a step that it has not taken.
+        The decision is AVERAGE or GIVE; OWN_GRADIENTS if none is due; NO_STEP if it does not take
+        place, since the pool was closed meanwhile.
         """
         raise NotImplementedError
 
@@ -189,14 +208,11 @@ class Member:
         return course.epoch(last_step)
 
     def known(self) -> Table:
-        """Return the table as it was last seen, with the samples of this replica since."""
         table = self._table.last_seen
         table.samples[self._index] = self.samples
         return table
 
     def close(self, *, stop: bool = False) -> None:
-        """Ask all replicas to rest before they take another item, to save, and perhaps to end."""
-
         def change(table: Table) -> None:
             table.save_wanted, table.stop_wanted = True, table.stop_wanted or stop
             if not self._is_closed(table):
@@ -208,10 +224,8 @@ class Member:
         """Rest because the pool is closed, and wait until every replica does.
 
         Nothing is under way then. The leader says how it goes on: whether all save, and whether
-        they stop. After that the pool is open again.
-
-        Returns:
-            True; or False at once if the replica must come to an average before.
+        they stop. After that the pool is open again. Return False at once if the replica must come
+        to an average before.
         """
 
         def change(table: Table) -> int:
@@ -224,8 +238,7 @@ class Member:
         closing = self._table.change(change)
         while closing and (table := self._table.read()).answered < closing:
             if table.all_rest(closing) and self.is_leader:
-                self._table.change(Table.answer)
-                self.rested = self._table.last_seen
+                self.answer()
             else:
                 yield
         return closing > 0
@@ -240,14 +253,6 @@ class Member:
         before, self._was_leader = self._was_leader, self.is_leader
         return self.is_leader and not before
 
-    def lose(self, replica: int) -> None:
-        """Go on without another replica, which is dead or does not answer."""
-        self._table.lose(replica)
-
-    def part(self, partner: int) -> None:
-        """Go on without a partner that was lost within an average, which does not count then."""
-        self.lose(partner)
-
     @property
     def leaves_early(self) -> bool:
         """Whether it repeats a replica that was lost, and has come to that point."""
@@ -261,9 +266,8 @@ class Member:
     def finish(self) -> Waiting[bool]:
         """Say that nothing is left to do, and wait until every replica says so.
 
-        Returns:
-            True; or False if the replica must come to an average before, if the pool is closed
-            meanwhile, or if a lost replica has left work to do.
+        Return False if the replica must come to an average before, if the pool is closed
+        meanwhile, or if a lost replica has left work to do.
         """
 
         def change(table: Table) -> bool:
@@ -282,10 +286,6 @@ class Member:
             yield
         self.rested = table
         return True
-
-    def see(self) -> Table:
-        """Return the table as it is now; it must not be changed."""
-        return self._table.read()
 
     def _is_closed(self, table: Table) -> bool:
         return table.closings > table.rests[self._index]

@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -37,12 +38,11 @@ from vigpipe.replication.decisions import ALL, OWN_GRADIENTS, Action, Decision
 from vigpipe.replication.diary import Diary
 from vigpipe.replication.exchange import Exchange
 from vigpipe.replication.feedback import make_compressor
-from vigpipe.replication.member import Member, Rules
+from vigpipe.replication.member import Member, Participant, Rules
 from vigpipe.replication.membership import Membership
 from vigpipe.replication.parcels import Outbox
 from vigpipe.replication.position import Position
 from vigpipe.replication.record import Recorded
-from vigpipe.replication.serving import ServerMember
 from vigpipe.replication.store import StoreLostError
 from vigpipe.replication.strategy import Computed, Item, Loop, Outcome
 from vigpipe.replication.table import SharedTable, resumed_table
@@ -64,26 +64,15 @@ class Weights:
 
 
 class LeftOver(NamedTuple):
-    """What a replica knows when the store is lost.
+    """What a replica knows when the store is lost."""
 
-    Attributes:
-        step: number of steps of which items were drawn by then.
-        seen: the table, from `Table.seen`.
-        parcels: the rows that this rank has sent since the last checkpoint.
-    """
-
-    step: int
-    seen: Mapping[str, Any]
-    parcels: Sequence[Mapping[str, Any]]
+    step: int  # number of steps of which items were drawn by then
+    seen: Mapping[str, Any]  # the table, from `Table.seen`
+    parcels: Sequence[Mapping[str, Any]]  # the rows of this rank since the last checkpoint
 
 
 class OwnSteps:
-    """A strategy of replicas that take steps of their own; with `recorded`, they do that again.
-
-    Attributes:
-        peers: the ranks of this replica.
-        membership: the replicas that are left.
-    """
+    """A strategy of replicas that take steps of their own; with `recorded`, they do that again."""
 
     _member_type: type[Member]
 
@@ -113,7 +102,7 @@ class OwnSteps:
         self._outbox = Outbox(self.membership.store, position.rank)
         self._untold: list[dict[str, Any]] = []  # rows of metrics.jsonl that were not sent yet
         # The first rank of the pipeline has this once it runs.
-        self._member: Member | ServerMember | None = None
+        self._member: Participant | None = None
         self._partner = ALL  # the replica with which weights are averaged next
         self._came_back: dict[str, int] | None = None  # the row of a replica that was lost before
         self._samples = 0  # the replica was trained on these since it was averaged
@@ -123,6 +112,9 @@ class OwnSteps:
         self._num_items = self._num_averages = self._num_samples = 0
         self._num_partial, self._partial_seconds = 0, 0.0  # items that had no full batch
         self._diary = Diary()
+        if position.links:  # NCCL opens its connections in the first exchange: one of all ranks
+            some = next(iter(weights.parameters.values()))
+            self._exchange.gather(some.new_zeros(1))
         self._prepare()
 
     def _prepare(self) -> None:
@@ -149,9 +141,8 @@ class OwnSteps:
     def restore(self, progress: Mapping[str, Any], kept: Sequence[int]) -> None:
         """Go on where an earlier run has rested; its tensors are in `tensors` already.
 
-        Args:
-            progress: what that run's `progress` returned.
-            kept: the replicas whose states it has kept; the others begin with that of the first.
+        It returned the `progress`, and has kept the states of some replicas; the others begin with
+        that of the first of these.
 
         Raises:
             ValueError: the progress is malformed, or of another number of replicas.
@@ -167,7 +158,6 @@ class OwnSteps:
             self._samples = first.samples[team]
 
     def items(self, first_step: int, is_evaluated: bool, loop: Loop) -> Iterator[Item]:
-        """Yield the items of this replica; the same on all ranks of its pipeline."""
         first = self.membership.first
         if self._position.leads_team:
             decide = self._decide(self.membership.open())
@@ -321,9 +311,8 @@ class OwnSteps:
         averaged, partner = list(self._weights.averaged.values()), self._partner
         with self._averaging():
             weight = averaged[0].new_tensor(self._samples, dtype=torch.float64)
-            found = self._unless_lost(
-                lambda: self._averages.mean(averaged, weight, partner), partner
-            )
+            exchange = partial(self._averages.mean, averaged, weight, partner)
+            found = self._unless_lost(exchange, partner)
             if found is None:
                 return
             means, total = found
@@ -381,13 +370,10 @@ class OwnSteps:
                 self._member.close()
 
     def average_at_the_end(self, left: Counterparts) -> None:
-        """Make all replicas equal after the last step; their ranks call this together.
+        """Make the replicas that are left equal after the last step; all ranks call this together.
 
-        This averages the weights of all replicas, unless the last step has done so. If the run
-        averages gradients, it counts all samples since the start. It is never compressed.
-
-        Args:
-            left: the ranks with the same stages of the replicas that are left.
+        This averages their weights, unless the last step has done so. If the run averages
+        gradients, it counts all samples since the start. It is never compressed.
         """
         if self._samples_at_end is None:
             self._samples_at_end = self._samples

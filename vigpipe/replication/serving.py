@@ -18,7 +18,7 @@ from vigpipe.errors import InputError
 from vigpipe.replication.course import Course
 from vigpipe.replication.decide import decision_of_rest
 from vigpipe.replication.decisions import Action, Decision
-from vigpipe.replication.member import Member, NoItem, Rules, Waiting
+from vigpipe.replication.member import Member, NoItem, Participant, Rules, Waiting
 from vigpipe.replication.record import Push, Recorded
 from vigpipe.replication.table import SharedTable, Table
 
@@ -29,8 +29,7 @@ _DAMPING = 0.1
 def damping(staleness: int) -> float:
     """Return the factor of the learning rate for a gradient that comes late.
 
-    Args:
-        staleness: gradients of others that were applied since its weights were pulled.
+    The staleness is the gradients of others that were applied since its weights were pulled.
     """
     return 1 / (1 + _DAMPING * staleness)
 
@@ -77,7 +76,7 @@ def serve(server: "ServerMember") -> Iterator[Decision | None]:
             yield None
 
 
-def _evaluation(member: "WorkerMember | ServerMember", table: Table) -> Iterator[Decision]:
+def _evaluation(member: Participant, table: Table) -> Iterator[Decision]:
     """Evaluate with all others while they rest, if they rest for that."""
     if table.evaluated != member.evaluated:
         member.evaluated = table.evaluated
@@ -95,23 +94,9 @@ def _draw_ticket(table: Table, worker: int) -> None:
 
 
 class WorkerMember(Member):
-    """A replica that pulls weights from the server and pushes gradients to it.
+    """A replica that pulls weights from the server and pushes gradients to it."""
 
-    Attributes:
-        num_given: samples of the gradient that it pushes next, 0 for none, or NOT_FINITE.
-        evaluated: the last item before the last evaluation; -1 for none.
-    """
-
-    def __init__(
-        self,
-        table: SharedTable,
-        replica_index: int,
-        rules: Rules,
-        recorded: Recorded | None = None,
-    ) -> None:
-        super().__init__(table, replica_index, rules, recorded)
-        self.num_given = 0
-        self.evaluated = table.read().evaluated
+    num_given = 0  # samples of the gradient that it pushes next, 0 for none, or NOT_FINITE
 
     def take(self) -> int | NoItem:
         """Take the next item, and ask for the weights to begin it with."""
@@ -152,8 +137,7 @@ class WorkerMember(Member):
 
     @property
     def is_leader(self) -> bool:
-        """A worker never is the leader: the server is."""
-        return False
+        return False  # the server is
 
     def wait_for_the_server(self) -> Waiting[None]:
         """Wait until the server has taken the gradient, or has skipped it."""
@@ -170,7 +154,6 @@ class WorkerMember(Member):
             yield
 
     def close(self, *, stop: bool = False) -> None:
-        """Ask all to rest before they take another item, and to save; see `Member`."""
         _want_rest(self._table, stop=stop)
 
     def _may_begin(self, table: Table, item: int) -> bool:
@@ -188,27 +171,17 @@ class WorkerMember(Member):
         return True
 
 
-class ServerMember:
-    """The server, as its first rank sees it. With `recorded`, all replicas do that again.
-
-    Attributes:
-        rules: what the options say.
-        evaluated: the last item before the last evaluation; -1 for none.
-        rested: the table when all rested last, or at the end.
-        events: what the replicas have done, as rows of events.jsonl (`replication.record`).
-    """
+class ServerMember(Participant):
+    """The server. With `recorded`, all replicas do that again."""
 
     def __init__(
         self, table: SharedTable, rules: Rules, recorded: Sequence[Recorded] | None = None
     ) -> None:
-        self._table, self.rules, self._recorded = table, rules, recorded
-        self._num_rests = 0
-        self.evaluated = table.read().evaluated
-        self.rested = table.last_seen
-        self.events: list[dict[str, int]] = []
+        super().__init__(table, rules)
+        self._recorded, self._num_rests = recorded, 0
 
     def serve(self) -> Decision | None:
-        """Decide which worker may pull or push next; return None if none may.
+        """Decide which worker may pull or push next, if one may.
 
         A pull counts at once, a push once it is accepted.
         """
@@ -240,16 +213,10 @@ class ServerMember:
             self.rested = table
         return all(table.finished)
 
-    def answer(self) -> None:
-        """Decide how it goes on after a rest: whether all save, and whether they stop."""
-        self._table.change(Table.answer)
-        self.rested = self._table.last_seen
-
     def accept(self, worker: int) -> bool:
-        """Count a worker's gradient, which all ranks of the server have received.
+        """Count a worker's gradient, which all ranks of the server have received; or return False.
 
-        Returns:
-            Whether it counts. It does not if the worker was lost, and its item is another's by now.
+        It does not count if the worker was lost, and its item is another's by now.
 
         Raises:
             InputError: the repetition of a record has led to other numbers.
@@ -261,27 +228,13 @@ class ServerMember:
         self._check(event)
         return True
 
-    def lose(self, worker: int) -> None:
-        """Go on without a worker, which is dead or does not answer."""
-        self._table.lose(worker)
+    def lose(self, replica: int) -> None:
+        super().lose(replica)
         if not self._table.last_seen.left:
             raise RuntimeError("all workers are lost")
 
-    def part(self, partner: int) -> None:
-        """Go on without a worker that was lost within an exchange, which does not count then."""
-        self.lose(partner)
-
-    def known(self) -> Table:
-        """Return the table as it was last seen; the server has done nothing since."""
-        return self._table.last_seen
-
     def close(self, *, stop: bool = False) -> None:
-        """Ask all to rest before they take another item, and to save; see `Member`."""
         _want_rest(self._table, stop=stop)
-
-    def see(self) -> Table:
-        """Return the table as it is now, for reading only."""
-        return self._table.read()
 
     def _next_worker(self, table: Table) -> int | None:
         """Return the worker that the server serves next."""
