@@ -38,7 +38,7 @@ def make_strategy(
     own = options, course, position, weights, recorded
     if options.strategy == "subnetworks":
         assert describe_wide is not None
-        return Subnetworks(*own, describe_wide())
+        return Subnetworks(describe_wide(), *own)
     if position.is_server:
         return Server(*own)
     return resolve_name(f"{__package__}.{_OWN_STEPS[options.strategy]}")(*own)

@@ -28,14 +28,14 @@ statistics. That does not depend on the number of replicas. With --compress they
 """
 
 import random
+from typing import Any
 
 from torch import Tensor
 
 from vigpipe.replication.decisions import ALL, NO_STEP, OWN_GRADIENTS, Action, Decision
-from vigpipe.replication.member import Member, Rules, Waiting
+from vigpipe.replication.member import Member, Waiting
 from vigpipe.replication.own_steps import OwnSteps
-from vigpipe.replication.record import Recorded
-from vigpipe.replication.table import SharedTable, Table
+from vigpipe.replication.table import Table
 
 NOBODY = -1
 
@@ -43,16 +43,10 @@ NOBODY = -1
 class GossipMember(Member):
     """A replica that is averaged with one other at a time."""
 
-    def __init__(
-        self,
-        table: SharedTable,
-        replica_index: int,
-        rules: Rules,
-        recorded: Recorded | None = None,
-    ) -> None:
-        super().__init__(table, replica_index, rules, recorded)
-        self._random = random.Random(f"{rules.seed} {replica_index}")
-        self._drew_at = table.read().taken[replica_index]  # number of its steps when it drew last
+    def __init__(self, *own: Any) -> None:  # noqa: ANN401 - those of `Member`
+        super().__init__(*own)
+        self._random = random.Random(f"{self.rules.seed} {self._index}")
+        self._drew_at = self.see().taken[self._index]  # number of its steps when it drew last
         self._met_at = 0  # the step in or after which it met a partner last
 
     def average(self, *, in_step: bool) -> Waiting[Decision]:
@@ -161,11 +155,6 @@ class Gossip(OwnSteps):
     """The strategy of ranks whose replicas are averaged in pairs."""
 
     _member_type = GossipMember
-
-    def _prepare(self) -> None:
-        # NCCL opens its connections in the first exchange, which must be one of all ranks.
-        some = next(iter(self._weights.parameters.values()))
-        self._exchange.gather(some.new_zeros(1))
 
     def _samples_after(self, total: Tensor) -> int:
         # Both share the samples; the replica with the lower index takes the odd one. After an

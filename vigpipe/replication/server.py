@@ -51,11 +51,6 @@ _NUM_FACTS = 3  # item, samples and loss are sent before the statistics
 class _WithServer(OwnSteps):
     """What a worker and the server have in common."""
 
-    def _prepare(self) -> None:
-        # NCCL opens its connections in the first exchange, which must be one of all ranks.
-        self._exchange.gather(self._parameters[0].new_zeros(1))
-        self._num_facts = _NUM_FACTS + self._position.num_stats
-
     @property
     def _parameters(self) -> list[Tensor]:
         return list(self._weights.parameters.values())
@@ -115,13 +110,11 @@ class Server(_WithServer):
     """The strategy of a rank that applies the gradients of all workers."""
 
     def _prepare(self) -> None:
-        super()._prepare()
         self._pulled_at: dict[int, tuple[int, float]] = {}  # each worker's version and time
         self._staleness: Counter[int] = Counter()
         self._num_updates = self._num_served = 0
 
     def restore(self, progress: Mapping[str, Any], kept: Sequence[int]) -> None:
-        """Go on where an earlier run has rested."""
         super().restore(progress, kept)
         first = self.membership.first
         self._num_updates, self._num_served = first.updates, sum(first.taken)
@@ -166,8 +159,8 @@ class Server(_WithServer):
 
     @torch.no_grad()
     def _receive(self, worker: int, step: int) -> Pushed:
-        some = self._parameters[0]
-        like = some.new_empty(self._num_facts, dtype=torch.float64)
+        num_facts = _NUM_FACTS + self._position.num_stats
+        like = self._parameters[0].new_empty(num_facts, dtype=torch.float64)
         (facts,) = self._exchange.receive([like], worker)
         gradients = self._exchange.receive(self._parameters, worker)
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
@@ -188,6 +181,6 @@ class Server(_WithServer):
         )
 
     def account(self) -> Mapping[str, Any]:
-        """Return counts, seconds and bytes of this start, and the updates of the whole run."""
+        """Return also the updates of the whole run, and how many came how late in this start."""
         by_staleness = {str(s): n for s, n in sorted(self._staleness.items())}
         return {**super().account(), "updates": self._num_updates, "staleness": by_staleness}

@@ -13,15 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vigpipe.config.options import TrainConfig
 from vigpipe.launch.device import return_freed_memory
 from vigpipe.parallel.counterparts import Counterparts
-from vigpipe.replication.course import Course
 from vigpipe.replication.decisions import Action, Decision
-from vigpipe.replication.own_steps import OwnSteps, Weights
+from vigpipe.replication.own_steps import OwnSteps
 from vigpipe.replication.periodic import PeriodicMember
-from vigpipe.replication.position import Position
-from vigpipe.replication.record import Recorded
 from vigpipe.replication.strategy import Item, Loop
 from vigpipe.replication.subnetworks.draws import Channels, draw_channels
 from vigpipe.replication.subnetworks.rows import Wide, WideRows
@@ -32,8 +28,7 @@ class RoundsMember(PeriodicMember):
     """A replica that ends each round together with all others."""
 
     def epoch_to_evaluate(self, item: int) -> int:
-        """Return 0: nobody evaluates alone."""
-        return 0
+        return 0  # nobody evaluates alone
 
     def _is_due(self, table: Table, num_open: int = 0) -> bool:
         """Whether a round is over, and is not the last one."""
@@ -42,27 +37,15 @@ class RoundsMember(PeriodicMember):
 
 
 class Subnetworks(OwnSteps):
-    """The strategy of ranks that train sub-models.
-
-    Attributes:
-        rows: what this rank stores of the wide model.
-    """
+    """The strategy of ranks that train sub-models."""
 
     _member_type = RoundsMember
     _round = 0
     _is_being_saved = False  # whether a checkpoint may still be reading what is stored
 
-    def __init__(
-        self,
-        options: TrainConfig,
-        course: Course,
-        position: Position,
-        weights: Weights,
-        recorded: Sequence[Recorded] | None,
-        wide: Wide,
-    ) -> None:
-        super().__init__(options, course, position, weights, recorded)
-        self.wide_rows = WideRows(wide, position.across_teams)
+    def __init__(self, wide: Wide, *own: Any) -> None:  # noqa: ANN401 - those of `OwnSteps`
+        super().__init__(*own)
+        self.wide_rows = WideRows(wide, self._position.across_teams)  # what this rank stores of it
         self.wide_rows.take(self._chosen())
 
     def _chosen(self) -> list[Channels]:
@@ -77,7 +60,6 @@ class Subnetworks(OwnSteps):
         self.wide_rows.wide.choose(self._chosen()[self._position.team])
 
     def items(self, first_step: int, is_evaluated: bool, loop: Loop) -> Iterator[Item]:
-        """Yield the items of this replica; the same on all ranks of its pipeline."""
         yield from super().items(first_step, is_evaluated, loop)
         # The last slices are put back next, which changes what a checkpoint may still be reading.
         loop.complete()
@@ -128,9 +110,7 @@ class Subnetworks(OwnSteps):
         return_freed_memory()
 
     def stored(self) -> Mapping[str, Tensor]:
-        """Return what this rank stores of the wide model; a round's end changes it."""
         return self.wide_rows.stored
 
     def account(self) -> Mapping[str, Any]:
-        """Return counts and seconds, and the bytes of slices that this rank has sent."""
         return {**super().account(), "bytes_sent": self.wide_rows.bytes_sent}
