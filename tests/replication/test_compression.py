@@ -21,7 +21,7 @@ def test_of_equal_numbers_the_first_are_the_largest():
 def test_a_share_of_each_tensor_is_sent_but_at_least_one_number():
     def work(exchange, replica):
         named = dict(zip(SHAPES, tensors_of(replica, dtype=torch.float32), strict=True))
-        sent = TopK(0.1).add_up(named, {}, exchange).sent
+        sent = TopK(0.1).add_up(named, {}, exchange, ALL).sent
         assert exchange.bytes_sent == TopK(0.1).bytes_sent(SHAPES, 4, 3, ALL)
         return [int(tensor.count_nonzero()) for tensor in sent.values()]
 

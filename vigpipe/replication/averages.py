@@ -1,23 +1,12 @@
 """Average weights that travel compressed (--compress); running statistics never do."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from torch import Tensor
 
 from vigpipe.replication.decisions import ALL
-from vigpipe.replication.exchange import Exchange
+from vigpipe.replication.exchange import Exchange, Means
 from vigpipe.replication.feedback import Compressor
-
-
-class Averages(Protocol):
-    """Averages over replicas; `Exchange` does so without compression, others send fewer bytes."""
-
-    def mean(
-        self, tensors: Sequence[Tensor], weight: Tensor, partner: int = ALL
-    ) -> tuple[list[Tensor], Tensor]:
-        """Average tensors over replicas, each with its weight; see `Exchange.mean`."""
-        ...
 
 
 class RoundedWeights:
@@ -31,10 +20,7 @@ class RoundedWeights:
     def __init__(self, exchange: Exchange, num_parameters: int) -> None:
         self._exchange, self._num_parameters = exchange, num_parameters
 
-    def mean(
-        self, tensors: Sequence[Tensor], weight: Tensor, partner: int = ALL
-    ) -> tuple[list[Tensor], Tensor]:
-        """Average weights and running statistics over replicas; see `Exchange.mean`."""
+    def mean(self, tensors: Sequence[Tensor], weight: Tensor, partner: int = ALL) -> Means:
         weights, statistics = tensors[: self._num_parameters], tensors[self._num_parameters :]
         rounded = [tensor.bfloat16() for tensor in weights]
         means, total = self._exchange.mean(rounded, weight, partner)
@@ -51,10 +37,7 @@ class Differences:
     def __init__(self, compressor: Compressor, exchange: Exchange, old: Sequence[Tensor]) -> None:
         self._compressor, self._exchange, self._old = compressor, exchange, old
 
-    def mean(
-        self, tensors: Sequence[Tensor], weight: Tensor, partner: int = ALL
-    ) -> tuple[list[Tensor], Tensor]:
-        """Average weights and running statistics over replicas; see `Exchange.mean`."""
+    def mean(self, tensors: Sequence[Tensor], weight: Tensor, partner: int = ALL) -> Means:
         weights, statistics = tensors[: len(self._old)], tensors[len(self._old) :]
         differences = [old - new for old, new in zip(self._old, weights, strict=True)]
         means, total = self._compressor.mean(differences, weight, partner)
@@ -66,3 +49,6 @@ def _mean_of_statistics(
     exchange: Exchange, statistics: Sequence[Tensor], weight: Tensor, partner: int
 ) -> list[Tensor]:
     return exchange.mean(statistics, weight, partner)[0] if statistics else []
+
+
+Averages = Exchange | Compressor | RoundedWeights | Differences

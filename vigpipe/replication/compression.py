@@ -27,50 +27,38 @@ from torch import Tensor
 from vigpipe.replication.decisions import ALL
 from vigpipe.replication.exchange import Exchange
 
+Named = Mapping[str, Tensor]  # tensors by their names
+Shapes = Mapping[str, Sequence[int]]
 _INDEX_BYTES = 4
 
 
 class Sums(NamedTuple):
-    """The result of a sum over replicas, by the tensors' names.
+    """The result of a sum over replicas, by the tensors' names."""
 
-    Attributes:
-        totals: sums over the replicas of what each has sent, in the tensors' dtype.
-        sent: what this replica has sent.
-        memory: what the next sum begins with.
-    """
-
-    totals: dict[str, Tensor]
-    sent: dict[str, Tensor]
-    memory: dict[str, Tensor]
+    totals: dict[str, Tensor]  # of what each replica has sent, in the tensors' dtype
+    sent: dict[str, Tensor]  # by this replica
+    memory: dict[str, Tensor]  # what the next sum begins with
 
 
 class Method(Protocol):
     """A method of compression; `partner` is the other replica of a pair, or ALL."""
 
-    def lossy(self, shapes: Mapping[str, Sequence[int]]) -> list[str]:
+    def lossy(self, shapes: Shapes) -> list[str]:
         """Return the names of the tensors that may lose something; by default all."""
         return list(shapes)
 
-    def first_memory(self, tensors: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
+    def first_memory(self, tensors: Named, seed: int) -> dict[str, Tensor]:
         """Return the memory of the first sum, the same on every replica; by default nothing."""
         return {}
 
-    def add_up(
-        self,
-        tensors: Mapping[str, Tensor],
-        memory: Mapping[str, Tensor],
-        exchange: Exchange,
-        partner: int = ALL,
-    ) -> Sums:
+    def add_up(self, tensors: Named, memory: Named, exchange: Exchange, partner: int) -> Sums:
         """Add up tensors of one dtype over replicas; the ranks concerned call this together.
 
         `memory` is that of the last sum.
         """
         ...
 
-    def bytes_sent(
-        self, shapes: Mapping[str, Sequence[int]], itemsize: int, num_replicas: int, partner: int
-    ) -> int:
+    def bytes_sent(self, shapes: Shapes, itemsize: int, num_replicas: int, partner: int) -> int:
         """Return how many bytes a rank sends in a sum; `itemsize` is the bytes of a number."""
         ...
 
@@ -89,14 +77,7 @@ class Bfloat16(Method):
     is not kept.
     """
 
-    def add_up(
-        self,
-        tensors: Mapping[str, Tensor],
-        memory: Mapping[str, Tensor],
-        exchange: Exchange,
-        partner: int = ALL,
-    ) -> Sums:
-        """Add up tensors over replicas; see `Method`."""
+    def add_up(self, tensors: Named, memory: Named, exchange: Exchange, partner: int) -> Sums:
         flat = torch.cat([tensor.flatten() for tensor in tensors.values()])
         rounded = flat.bfloat16()
         if partner == ALL:
@@ -106,10 +87,7 @@ class Bfloat16(Method):
             total = first + second
         return Sums(_cut(total.to(flat.dtype), tensors), _cut(rounded.to(flat.dtype), tensors), {})
 
-    def bytes_sent(
-        self, shapes: Mapping[str, Sequence[int]], itemsize: int, num_replicas: int, partner: int
-    ) -> int:
-        """Return how many bytes a rank sends in a sum; see `Method`."""
+    def bytes_sent(self, shapes: Shapes, itemsize: int, num_replicas: int, partner: int) -> int:
         return bytes_of_sum(sum(map(math.prod, shapes.values())), 2, num_replicas, partner)
 
 
@@ -122,14 +100,7 @@ class TopK(Method):
     def __init__(self, ratio: float) -> None:
         self._ratio = ratio
 
-    def add_up(
-        self,
-        tensors: Mapping[str, Tensor],
-        memory: Mapping[str, Tensor],
-        exchange: Exchange,
-        partner: int = ALL,
-    ) -> Sums:
-        """Add up tensors over replicas; see `Method`."""
+    def add_up(self, tensors: Named, memory: Named, exchange: Exchange, partner: int) -> Sums:
         flat = torch.cat([tensor.flatten() for tensor in tensors.values()])
         sizes = [tensor.numel() for tensor in tensors.values()]
         chosen, start = [], 0
@@ -149,10 +120,7 @@ class TopK(Method):
         sent = torch.zeros_like(flat).index_copy_(0, indices, values)
         return Sums(_cut(total.to(flat.dtype), tensors), _cut(sent, tensors), {})
 
-    def bytes_sent(
-        self, shapes: Mapping[str, Sequence[int]], itemsize: int, num_replicas: int, partner: int
-    ) -> int:
-        """Return how many bytes a rank sends in a sum; see `Method`."""
+    def bytes_sent(self, shapes: Shapes, itemsize: int, num_replicas: int, partner: int) -> int:
         num_sent = sum(self._num_sent(math.prod(shape)) for shape in shapes.values())
         num_others = num_replicas - 1 if partner == ALL else 1
         return (_INDEX_BYTES + itemsize) * num_sent * num_others
@@ -164,14 +132,8 @@ class TopK(Method):
 def largest(numbers: Tensor, k: int) -> Tensor:
     """Find the k numbers, 1 <= k <= n, that are farthest from 0; the first ones among equals.
 
-    NaN counts as infinite, so it is sent, and everybody notices.
-
-    Args:
-        numbers: (n,).
-        k: how many to find.
-
-    Returns:
-        Their indices in ascending order, (k,) int64.
+    NaN counts as infinite, so it is sent, and everybody notices. Return their indices in ascending
+    order, (k,) int64.
     """
     sizes = numbers.abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
     least = sizes.topk(k).values[-1]
@@ -183,6 +145,6 @@ def largest(numbers: Tensor, k: int) -> Tensor:
     return indices.new_zeros(k + 1).scatter_(0, targets, indices)[:k]
 
 
-def _cut(flat: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _cut(flat: Tensor, tensors: Named) -> dict[str, Tensor]:
     parts = flat.split([tensor.numel() for tensor in tensors.values()])
     return {n: part.view_as(t) for (n, t), part in zip(tensors.items(), parts, strict=True)}

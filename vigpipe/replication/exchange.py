@@ -21,6 +21,7 @@ from torch import Tensor
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.decisions import ALL
 
+Means = tuple[list[Tensor], Tensor]  # the means, and the sum of the weights
 BLOCK = 1 << 16  # number of numbers that a CPU averages at once
 
 
@@ -30,35 +31,25 @@ class Exchange:
     Tensors that are given together have one dtype, and the same shapes on every rank. A partner is
     the other replica of a pair, or ALL.
 
-    Args:
-        counterparts: the D ranks that hold the same stages.
-        links: process groups of this rank and one other each, by the index of the other among all.
-
-    Attributes:
-        bytes_sent: bytes of averaged tensors that this rank has sent.
+    The counterparts are the D ranks that hold the same stages. The links are process groups of this
+    rank and one other each, by the index of the other among all.
     """
 
     def __init__(
-        self,
-        counterparts: Counterparts,
-        links: Mapping[int, dist.ProcessGroup] | None = None,
+        self, counterparts: Counterparts, links: Mapping[int, dist.ProcessGroup] | None = None
     ) -> None:
         self._all, self._links = counterparts, links or {}
-        self.bytes_sent = 0
+        self.bytes_sent = 0  # of averaged tensors, by this rank
 
     @property
     def size(self) -> int:
-        """D."""
         return self._all.size
 
-    def mean(
-        self, tensors: Sequence[Tensor], weight: Tensor, partner: int = ALL
-    ) -> tuple[list[Tensor], Tensor]:
+    def mean(self, tensors: Sequence[Tensor], weight: Tensor, partner: int = ALL) -> Means:
         """Average tensors over replicas, each with its weight, a float64 scalar that is >= 0.
 
-        Returns:
-            The means, bit for bit the same on every rank, and the sum of the weights. If all
-            weights are 0, each replica counts the same.
+        The means are bit for bit the same on every rank. If all weights are 0, each replica counts
+        the same.
         """
         if self.size == 1:
             return list(tensors), weight

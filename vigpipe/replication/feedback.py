@@ -9,16 +9,23 @@ So all that was sent and all residuals together are the sum of all numbers.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from vigpipe.config.compress import Compression, parse_compress
 from vigpipe.config.options import TrainConfig
-from vigpipe.replication.compression import Bfloat16, Method, TopK, bytes_of_sum
+from vigpipe.replication.compression import (
+    Bfloat16,
+    Method,
+    Named,
+    Shapes,
+    TopK,
+    bytes_of_sum,
+)
 from vigpipe.replication.decisions import ALL
-from vigpipe.replication.exchange import Exchange
+from vigpipe.replication.exchange import Exchange, Means
 from vigpipe.replication.powersgd import PowerSgd
 
 RESIDUAL, MEMORY = "residual", "powersgd_q"
@@ -31,9 +38,7 @@ class Compressor:
     other replica of a pair, or ALL.
     """
 
-    def __init__(
-        self, method: Method, exchange: Exchange, parameters: Mapping[str, Tensor], seed: int
-    ) -> None:
+    def __init__(self, method: Method, exchange: Exchange, parameters: Named, seed: int) -> None:
         self._method, self._exchange = method, exchange
         self._names = list(parameters)
         shapes = {name: parameter.shape for name, parameter in parameters.items()}
@@ -69,9 +74,7 @@ class Compressor:
                 state[name].copy_(torch.where(is_used, new, state[name]))
         self._next = {}, {}
 
-    def mean(
-        self, tensors: Sequence[Tensor], weight: Tensor, partner: int = ALL
-    ) -> tuple[list[Tensor], Tensor]:
+    def mean(self, tensors: Sequence[Tensor], weight: Tensor, partner: int = ALL) -> Means:
         """Average tensors over replicas, each with its weight; see `Exchange.mean`.
 
         The residual has the unit of weight * tensor. If all weights are 0, the means are 0, and
@@ -112,10 +115,7 @@ def make_method(compression: Compression) -> Method:
 
 
 def notes_on_compression(
-    options: TrainConfig,
-    shapes: Mapping[str, Sequence[int]],
-    itemsize: int,
-    num_teams: int,
+    options: TrainConfig, shapes: Shapes, itemsize: int, num_teams: int
 ) -> list[str]:
     """Tell what the user should know about --compress, which is not "none", before the run.
 
@@ -142,7 +142,7 @@ def notes_on_compression(
 
 
 def make_compressor(
-    options: TrainConfig, exchange: Exchange, parameters: Mapping[str, Tensor]
+    options: TrainConfig, exchange: Exchange, parameters: Named
 ) -> Compressor | None:
     """Make what compresses gradients or outer differences, if the options say so."""
     compression = parse_compress(options.compress)

@@ -2,12 +2,12 @@
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from vigpipe.replication.compression import Method, Sums, bytes_of_sum
+from vigpipe.replication.compression import Method, Named, Shapes, Sums, bytes_of_sum
 from vigpipe.replication.decisions import ALL
 from vigpipe.replication.exchange import Exchange
 
@@ -29,11 +29,10 @@ class PowerSgd(Method):
     def __init__(self, rank: int) -> None:
         self._rank = rank
 
-    def lossy(self, shapes: Mapping[str, Sequence[int]]) -> list[str]:
-        """Return the names of the matrices that become smaller."""
+    def lossy(self, shapes: Shapes) -> list[str]:
         return [name for name, shape in shapes.items() if self._num_sent(shape) < math.prod(shape)]
 
-    def first_memory(self, tensors: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
+    def first_memory(self, tensors: Named, seed: int) -> dict[str, Tensor]:
         """Return random Q, (c, R), which depend on the seed and the name."""
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         memory: dict[str, Tensor] = {}
@@ -44,22 +43,12 @@ class PowerSgd(Method):
             memory[name] = torch.randn(size, generator=generator).to(tensors[name])
         return memory
 
-    def add_up(
-        self,
-        tensors: Mapping[str, Tensor],
-        memory: Mapping[str, Tensor],
-        exchange: Exchange,
-        partner: int = ALL,
-    ) -> Sums:
-        """Add up tensors over replicas; see `Method`."""
+    def add_up(self, tensors: Named, memory: Named, exchange: Exchange, partner: int) -> Sums:
         if partner == ALL:
             return _with_all(tensors, memory, exchange)
         return _in_pair(tensors, memory, exchange, partner)
 
-    def bytes_sent(
-        self, shapes: Mapping[str, Sequence[int]], itemsize: int, num_replicas: int, partner: int
-    ) -> int:
-        """Return how many bytes a rank sends in a sum; see `Method`."""
+    def bytes_sent(self, shapes: Shapes, itemsize: int, num_replicas: int, partner: int) -> int:
         lossy = set(self.lossy(shapes))
         first = sum(
             self._rank * shape[0] if name in lossy else math.prod(shape)
@@ -76,9 +65,7 @@ class PowerSgd(Method):
         return self._rank * (shape[0] + math.prod(shape[1:]))
 
 
-def _with_all(
-    tensors: Mapping[str, Tensor], memory: Mapping[str, Tensor], exchange: Exchange
-) -> Sums:
+def _with_all(tensors: Named, memory: Named, exchange: Exchange) -> Sums:
     whole, matrices = _divided(tensors, memory)
     own_p = [matrix @ memory[name] for name, matrix in matrices.items()]  # (r, R)
     sums = exchange.sum([*whole.values(), *own_p])
@@ -95,12 +82,7 @@ def _with_all(
     return Sums({name: totals[name] for name in tensors}, sent, q)
 
 
-def _in_pair(
-    tensors: Mapping[str, Tensor],
-    memory: Mapping[str, Tensor],
-    exchange: Exchange,
-    partner: int,
-) -> Sums:
+def _in_pair(tensors: Named, memory: Named, exchange: Exchange, partner: int) -> Sums:
     whole, matrices = _divided(tensors, memory)
     p = {name: orthonormal(matrix @ memory[name]) for name, matrix in matrices.items()}
     q = {name: matrix.mT @ p[name] for name, matrix in matrices.items()}
@@ -129,9 +111,7 @@ def orthonormal(p: Tensor) -> Tensor:
     return torch.linalg.qr(p)[0].contiguous()
 
 
-def _divided(
-    tensors: Mapping[str, Tensor], memory: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _divided(tensors: Named, memory: Named) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the tensors that are sent uncompressed, and the others as matrices, (r, c)."""
     whole = {name: tensor for name, tensor in tensors.items() if name not in memory}
     return whole, {name: tensors[name].flatten(1) for name in memory}
