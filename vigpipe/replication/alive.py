@@ -33,16 +33,14 @@ class Alive:
         self._seen: dict[int, tuple[int, float]] = {}
         self._looked = -float("inf")
         self._ends = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._beat, args=(replica_index,), daemon=True)
         if self._others:
-            self._thread = threading.Thread(target=self._beat, args=(replica_index,), daemon=True)
             self._thread.start()
 
     def look(self) -> dict[int, str]:
         """Look at the others, once a second at most; call this while waiting for one of them.
 
-        Returns:
-            The replicas that are lost, with a sentence that says why.
+        Return the replicas that are lost, with a sentence that says why.
         """
         now = time.monotonic()
         if now - self._looked < BEAT_SECONDS:
@@ -68,9 +66,8 @@ class Alive:
     def close(self) -> None:
         """Stop the heartbeats."""
         self._ends.set()
-        if self._thread is not None:
+        if self._thread.is_alive():
             self._thread.join()
-            self._thread = None
 
     def _beat(self, replica_index: int) -> None:
         while not self._ends.wait(BEAT_SECONDS):

@@ -5,19 +5,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Course:
-    """The steps of a run.
+    """The steps of a run."""
 
-    Attributes:
-        num_steps: number of optimizer steps on a global batch.
-        steps_per_epoch: number of steps that visit every training sample once.
-        evaluate_every: epochs between evaluations; the last step always ends with one.
-        num_replicas: D; a step has D items, one for each share of its batch.
-    """
-
-    num_steps: int
-    steps_per_epoch: int
-    evaluate_every: int
-    num_replicas: int
+    num_steps: int  # optimizer steps on a global batch
+    steps_per_epoch: int  # that visit every training sample once
+    evaluate_every: int  # epochs between evaluations; the last step always ends with one
+    num_replicas: int  # D; a step has D items, one for each share of its batch
 
     def epoch(self, step: int) -> int:
         """Return the epoch, counted from 1, of a step, counted from 0."""
@@ -30,7 +23,6 @@ class Course:
 
     @property
     def num_items(self) -> int:
-        """Number of items of the whole run."""
         return self.num_steps * self.num_replicas
 
     def steps_with(self, num_items: int) -> int:

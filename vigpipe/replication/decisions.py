@@ -46,18 +46,13 @@ ALL = -1  # instead of a partner: all replicas are averaged
 
 
 class Decision(NamedTuple):
-    """What a replica does next.
-
-    Attributes:
-        action: what it does.
-        number: the item to take, the epoch to evaluate, the number of steps at a rest, the number
-            of the average to give weights for, or the replica to be averaged with (or ALL).
-        ahead: for TAKE, the item that comes after this one; -1 if that is not known.
-    """
+    """What a replica does next."""
 
     action: Action
+    # The item to take, the epoch to evaluate, the number of steps at a rest, the number of the
+    # average to give weights for, or the replica to be averaged with (or ALL).
     number: int = 0
-    ahead: int = -1
+    ahead: int = -1  # for TAKE, the item that comes after this one; -1 if that is not known
 
 
 OWN_GRADIENTS, NO_STEP = Decision(Action.OWN_GRADIENTS), Decision(Action.NO_STEP)
@@ -74,14 +69,12 @@ class Decisions:
     def begin(self, decide: Iterator[Decision | None], check: Callable[[], None]) -> None:
         """Begin to decide, on the first rank of the pipeline.
 
-        Args:
-            decide: yields the decisions, and None while it waits for another replica.
-            check: called meanwhile; it looks whether a replica is lost.
+        `decide` yields None while it waits for another replica; `check` is called meanwhile, and
+        looks whether one is lost.
         """
         self._decide, self._check = decide, check
 
     def end(self) -> None:
-        """Stop deciding."""
         self.begin(iter(()), lambda: None)
 
     def next(self, decide: Iterator[Decision | None] | None = None) -> Decision:

@@ -28,14 +28,10 @@ class Entry(NamedTuple):
 
 
 class Diary:
-    """What one rank does, one thing after the other; what is nested interrupts what is around it.
-
-    Attributes:
-        seconds: total time of each thing.
-    """
+    """What one rank does, one thing at a time; what is nested interrupts what is around it."""
 
     def __init__(self) -> None:
-        self.seconds: dict[Deed, float] = dict.fromkeys(DEEDS, 0.0)
+        self.seconds: dict[Deed, float] = dict.fromkeys(DEEDS, 0.0)  # in all
         self._zero = time.time() - time.perf_counter()
         self._deed: Deed | None = None
         self._since = 0.0
@@ -43,7 +39,6 @@ class Diary:
 
     @contextmanager
     def doing(self, deed: Deed) -> Iterator[None]:
-        """Note that the rank does this within the context."""
         before = self._turn_to(deed)
         try:
             yield
@@ -56,11 +51,11 @@ class Diary:
         return [
             {
                 "replica": replica,
-                "did": entry.deed,
-                "from": round(self._zero + entry.start, 4),
-                "to": round(self._zero + entry.end, 4),
+                "did": deed,
+                "from": round(self._zero + start, 4),
+                "to": round(self._zero + end, 4),
             }
-            for entry in entries
+            for deed, start, end in entries
         ]
 
     def _turn_to(self, deed: Deed | None) -> Deed | None:

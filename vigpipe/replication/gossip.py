@@ -137,7 +137,6 @@ class GossipMember(Member):
         return Decision(Action.AVERAGE, partner)
 
     def part(self, partner: int) -> None:
-        """Record that an average has not taken place, and go on without the partner."""
         self.events.append({"replica": self._index, "step": self._met_at, "apart": partner})
         self.lose(partner)
 

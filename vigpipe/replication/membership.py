@@ -28,23 +28,16 @@ _LOOK_SECONDS = 2e-3  # a rank that waits looks at the store this often
 
 
 class Membership:
-    """The replicas that are left, as one rank sees them; all ranks make one together.
-
-    Attributes:
-        outlives: whether the run goes on without a replica that is lost.
-        store: where the ranks have met.
-        decisions: what the first rank of this replica decides for all of its ranks.
-        first: the table with which all begin.
-        has_left: whether this replica has left the others, which go on without it.
-    """
+    """The replicas that are left, as one rank sees them; all ranks make one together."""
 
     def __init__(self, position: Position, num_replicas: int, *, outlives: bool) -> None:
-        self.outlives = outlives
+        self.outlives = outlives  # whether the run goes on without a replica that is lost
         # The first rank gives up before its peers, which wait for it twice as long.
         self.store = WatchedStore(position.open_store(), position.timeout_seconds / 2)
         self.decisions = Decisions(position.peers)
+        # The table with which all begin.
         self.first = new_table(num_replicas, has_server=position.num_teams > num_replicas)
-        self.has_left = False
+        self.has_left = False  # whether this replica has left the others, which go on without it
         self._position, self._num_replicas = position, num_replicas
         self._steps_of_lost: dict[int, int] = {}  # the steps that each lost replica had taken
         # The first rank of the replica has these once it has begun.
@@ -100,8 +93,7 @@ class Membership:
     def fail(self, *, is_own: bool) -> None:
         """Let the others know that this rank, and so its replica, fails.
 
-        Args:
-            is_own: whether the cause is the run itself, so that the others would fail as well.
+        If `is_own`, the cause is the run itself, so that the others would fail as well.
         """
 
         def change(table: Table) -> None:
@@ -119,9 +111,8 @@ class Membership:
     def together(self, work: Callable[[Counterparts], T]) -> T:
         """Do work together with all that are left, again if one is lost meanwhile.
 
-        Args:
-            work: this rank's part; it is given the ranks with the same stages. It may be called
-                several times, and must then begin anew. The last result is returned.
+        The work is this rank's part, given the ranks with the same stages. It may be called several
+        times, and must then begin anew. The last result is returned.
         """
         position, table = self._position, self._table
         while True:

@@ -14,15 +14,11 @@ _NOTED = "parcels/noted"
 
 
 class Outbox:
-    """Sends the parcels of one rank.
-
-    Attributes:
-        kept: the parcels that it has sent since `forget` was called last.
-    """
+    """Sends the parcels of one rank."""
 
     def __init__(self, store: Store, rank: int) -> None:
         self._store, self._rank, self._num_sent = store, rank, 0
-        self.kept: list[dict[str, Any]] = []
+        self.kept: list[dict[str, Any]] = []  # those that were sent since the last `forget`
 
     def send(self, parcel: dict[str, Any]) -> None:
         """Send a parcel; it has arrived when this returns. It is kept even if the store is lost."""
@@ -36,16 +32,12 @@ class Outbox:
 
 
 class Inbox:
-    """Receives the parcels of several ranks, for the rank that writes the run's files.
-
-    Attributes:
-        noted: the facts that were noted last, perhaps by another writer.
-    """
+    """Receives the parcels of several ranks, for the rank that writes the run's files."""
 
     def __init__(self, store: Store, ranks: Sequence[int]) -> None:
         self._store = store
         self._next = dict.fromkeys(map(str, ranks), 0)
-        self.noted: dict[str, Any] = {}
+        self.noted: dict[str, Any] = {}  # the facts of the last note, perhaps by another writer
         if store.check([_NOTED]):
             before = json.loads(store.get(_NOTED))
             self._next, self.noted = before["next"], before["facts"]

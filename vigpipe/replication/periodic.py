@@ -56,7 +56,6 @@ class PeriodicMember(Member):
         return Decision(Action.AVERAGE, ALL)
 
     def finish(self) -> Waiting[bool]:
-        """Say that nothing is left to do; see `Member`."""
         # An item that another replica has drawn but not begun may make one more average due.
         while max((table := self._table.read()).ahead) >= 0:
             if self._is_closed(table):
@@ -162,7 +161,6 @@ class Periodic(OwnSteps):
             self._travel = Travel(self._weights.averaged, self._averages, self.membership.store)
 
     def restore(self, progress: Mapping[str, Any], kept: Sequence[int]) -> None:
-        """Go on where an earlier run has rested, perhaps with an average under way."""
         super().restore(progress, kept)
         first, team = self.membership.first, self._position.team
         if self._travel is not None and first.given[team] >= 0:
@@ -201,7 +199,6 @@ class Periodic(OwnSteps):
         return [*self._outer.step(means[:num_parameters]), *means[num_parameters:]]
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """Return the state of compression, of the outer optimizer, and of an average under way."""
         tensors = dict(super().tensors())
         tensors |= {} if self._outer is None else self._outer.tensors()
         return tensors if self._travel is None else tensors | self._travel.tensors()

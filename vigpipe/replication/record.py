@@ -40,21 +40,13 @@ from typing import Any, NamedTuple
 
 @dataclass
 class Recorded:
-    """What one replica did, in order.
+    """What one replica did, in order."""
 
-    Attributes:
-        items: the items of its steps.
-        averages: the steps of its averages with all replicas.
-        pairs: its averages with one other replica.
-        pushes: its gradients for the server, one for each item.
-        is_lost: whether it was lost after that.
-    """
-
-    items: list[int] = field(default_factory=list)
-    averages: list[int] = field(default_factory=list)
+    items: list[int] = field(default_factory=list)  # of its steps
+    averages: list[int] = field(default_factory=list)  # the steps of those with all replicas
     pairs: list["Pair"] = field(default_factory=list)
-    pushes: list["Push"] = field(default_factory=list)
-    is_lost: bool = False
+    pushes: list["Push"] = field(default_factory=list)  # one for each item
+    is_lost: bool = False  # whether it was lost after that
 
 
 class Pair(NamedTuple):
@@ -65,17 +57,11 @@ class Pair(NamedTuple):
 
 
 class Push(NamedTuple):
-    """A gradient that a replica has given to the server.
+    """A gradient that a replica has given to the server."""
 
-    Attributes:
-        pulled: updates of the weights that it was computed with.
-        served: its number among all gradients that the server has taken, counted from 1.
-        version: updates after it.
-    """
-
-    pulled: int
-    served: int
-    version: int
+    pulled: int  # updates of the weights that it was computed with
+    served: int  # its number among all gradients that the server has taken, counted from 1
+    version: int  # updates after it
 
 
 def collect(rows: Iterable[Mapping[str, Any]], num_replicas: int) -> list[Recorded]:

@@ -41,11 +41,9 @@ class WatchedStore:
             threading.Thread(target=self._watch, args=(port,), daemon=True).start()
 
     def get(self, key: str) -> bytes:
-        """Return a value; wait until it is there."""
         return self._call(self._store.get, key)
 
     def set(self, key: str, value: str) -> None:
-        """Set a value."""
         self._call(self._store.set, key, value)
 
     def add(self, key: str, amount: int) -> int:
@@ -53,15 +51,12 @@ class WatchedStore:
         return self._call(self._store.add, key, amount)
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all of these keys have values."""
         return self._call(self._store.check, keys)
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Set a value if it is the expected one; return the value that is there afterwards."""
         return self._call(self._store.compare_set, key, expected, desired)
 
     def delete_key(self, key: str) -> bool:
-        """Delete a value; return whether there was one."""
         return self._call(self._store.delete_key, key)
 
     def section(self, prefix: str) -> Any:  # noqa: ANN401 - torch does not export the class
@@ -69,7 +64,6 @@ class WatchedStore:
         return dist.PrefixStore(prefix, self._store)  # pyright: ignore[reportPrivateImportUsage]
 
     def close(self) -> None:
-        """Stop watching the calls."""
         self._ends.set()
 
     def _call(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

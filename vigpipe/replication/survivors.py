@@ -41,7 +41,6 @@ class Survivors(Counterparts):
             self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)  # pyright: ignore
 
     def gather(self, values: Tensor) -> Tensor:
-        """Gather a vector (n,) from each member: (size, n), in their order."""
         if self._gloo is None or values.numel() == 0:
             return values.unsqueeze(0)
         own = values.cpu().contiguous()
@@ -50,7 +49,6 @@ class Survivors(Counterparts):
         return torch.stack(rows).to(values.device)
 
     def exchange(self, chunks: Tensor) -> Tensor:
-        """Send each member its chunk; see `Counterparts`."""
         if self._gloo is None:
             return chunks
         own = chunks.cpu()
@@ -59,7 +57,6 @@ class Survivors(Counterparts):
         return received.to(chunks.device)
 
     def copy_from(self, rank: int, tensor: Tensor) -> None:
-        """Take the tensor of one of the members."""
         if self._gloo is None:
             return
         options = dist.BroadcastOptions()  # pyright: ignore[reportPrivateImportUsage]
@@ -70,7 +67,6 @@ class Survivors(Counterparts):
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Let all ranks of this replica fail together if one of them fails in this context."""
         error = None
         try:
             yield
