@@ -80,9 +80,8 @@ def agree(
     """Exchange the statuses of peers in small all-gathers on the host; each of them calls this.
 
     They are exchanged again and again until every peer is ready. So one that is lost is noticed at
-    once, also while the GPUs wait for one another. A rank that is alone exchanges nothing. `until`
-    says whether this rank is ready, for which it waits for `timeout_seconds` at most; None for no
-    limit.
+    once, also while the GPUs wait for one another. `until` says whether this rank is ready, for
+    which it waits for `timeout_seconds` at most.
 
     Raises:
         RuntimeError: a peer was lost, or this rank is not ready in time.
@@ -143,12 +142,9 @@ def broadcast_value(value: Any, world_size: int) -> Any:  # noqa: ANN401
 def all_gather_values(
     value: Any,  # noqa: ANN401
     world_size: int,
-    group: dist.ProcessGroup | None = None,
+    group: dist.ProcessGroup | None = None,  # None for all ranks of the run
 ) -> list[Any]:
-    """Return the values of all ranks of a group, in rank order, on each of them; each calls this.
-
-    The group is None for all ranks of the run.
-    """
+    """Return the values of all ranks of a group, in rank order; each of them calls this."""
     if world_size == 1:
         return [value]
     values: list[Any] = [None] * world_size
@@ -163,7 +159,6 @@ def run_with_heartbeats(
 
     The work of a rank runs in a thread, and may do nothing. The ranks exchange a heartbeat every
     second until all of them are done, so that ranks with less work do not give up on the others.
-    The group is None for all ranks of the run.
 
     Raises:
         BaseException: whatever this rank's work raised; the other ranks then lose a peer.
@@ -182,7 +177,7 @@ def run_with_heartbeats(
     while True:
         wait([future], HEARTBEAT_SECONDS)
         if future.done():
-            future.result()  # raises what the work raised; the other ranks then lose a peer
+            future.result()  # raises what the work raised
         if all(all_gather_values(future.done(), world_size, group)):
             return future.result()
 

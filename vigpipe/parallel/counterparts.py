@@ -39,10 +39,7 @@ class Counterparts:
         return received
 
     def swap(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-        """Send each a vector, all of one type, and return the one that it has sent to this rank.
-
-        `sizes` are the lengths of the vectors that are sent to this rank, by sender.
-        """
+        """Send each a vector, and return those that come to this rank, which have these sizes."""
         if self.group is None:
             return list(parts)
         received = parts[0].new_empty(sum(sizes))

@@ -44,10 +44,7 @@ def gather_vectors(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 
 
 class FlatGradients:
-    """Gradients that are views of one buffer, so that a single all-reduce adds all of them up.
-
-    The parameters are in the order of the model. The group is None if there is one replica.
-    """
+    """Gradients that are views of one buffer, so that a single all-reduce adds all of them up."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], group: dist.ProcessGroup | None) -> None:
         self.parameters, self.group = list(parameters), group
@@ -171,8 +168,7 @@ def _views(buffer: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
 class DDPGradients:
     """Gradients that DistributedDataParallel adds up during the last backward.
 
-    The wrapped modules are in `modules`. `reducing` is called when only the sum of the last bucket
-    is outstanding; None for nothing.
+    `reducing` is called when only the sum of the last bucket is outstanding.
     """
 
     def __init__(
@@ -218,17 +214,12 @@ class DDPGradients:
 
 
 class GradientReducer:
-    """The replicas of this rank's stages, and how their gradients are added up.
+    """The replicas of this rank's stages, and how their gradients are added up (see above).
 
-    Args:
-        stage_modules: this rank's stages; the modules that the schedule must run are in `modules`.
-        group: the ranks that hold the same stages, of all replicas and shards.
-        num_microbatches: M, by which each replica's gradients are added up. The gradient of a
-            single micro-batch of a single replica is its sum already, and takes no more memory.
-        sync: how gradients are added up, see the module's docstring.
-        reducing: under ddp, called when a backward has only the last all-reduce left to do.
-        compressor: adds up the gradients instead.
-        shards: of these ranks, the ones that share a replica's batch.
+    The group are the ranks that hold the same stages, of all replicas and shards; of these, `shards`
+    share a replica's batch. Under ddp, `reducing` is called when a backward has only the last
+    all-reduce left to do. A compressor adds the gradients up instead. The schedule must run the
+    `modules`.
     """
 
     def __init__(
@@ -243,6 +234,8 @@ class GradientReducer:
     ) -> None:
         self.compressor = compressor
         self.group = group if group is not None and group.size() > 1 else None
+        # The gradient of the only micro-batch of the only replica is its sum already, and takes no
+        # more memory.
         is_sum = self.group is not None or num_microbatches != 1
         self.modules = list(stage_modules)
         parameters = [p for stage_module in stage_modules for p in stage_module.parameters()]

@@ -47,16 +47,11 @@ class Loss(Protocol):
 
 
 class Pipeline:
-    """The stages of one rank, with the schedule that runs them.
+    """The stages of one rank, in the order of the plan, with the schedule that runs them.
 
-    Args:
-        stage_modules: this rank's stages in the order of the plan.
-        modules: the same stages, which may be wrapped in DistributedDataParallel.
-        stage_indices: indices of these stages in the plan.
-        pipeline_group: the ranks of this pipeline; None if it has a single rank.
-        loss: called on the rank of the last stage.
-        send: copies a tensor of the host to the device.
-        stopwatch: a context that is entered for every forward and backward of a training step.
+    The `modules` are the same stages, which may be wrapped in DistributedDataParallel. `send`
+    copies a tensor of the host to the device. The stopwatch is a context that is entered for every
+    forward and backward of a training step.
     """
 
     def __init__(
@@ -128,8 +123,7 @@ class Pipeline:
         """Record a step once it is warm, and replay it as one graph from then on.
 
         Only for a pipeline of one rank, without a watcher. A full step has `num_samples` over all
-        replicas, and micro-batches of one size. `record` makes a graph, see
-        `launch.device.record_graph`.
+        replicas, and micro-batches of one size.
         """
         schedule = self._schedule
         assert isinstance(schedule, _OneRank)
@@ -200,7 +194,6 @@ class Pipeline:
         return self._layout.pipeline_size > 1
 
     def rows_from_before(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return rows that the rank of the stage before passes, see `pass_rows`."""
         x = torch.empty(shape, dtype=dtype, device=self.device)
         self.pass_rows(x, to_next=False)
         return x

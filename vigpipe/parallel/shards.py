@@ -19,20 +19,12 @@ LEAST_WRITTEN_BYTES = 1 << 18  # All ranks of a machine write into tensors of th
 
 
 class Contribution(NamedTuple):
-    """What a rank has for the tensors that an exchange makes, one for every rank.
+    """What a rank has for the tensors that an exchange makes, one for every rank."""
 
-    Attributes:
-        write: writes what this rank has for every rank into a list of tensors, one for each.
-        shapes: of the tensors of all ranks, in their order.
-        region: returns which entries a rank, the first argument, writes in the tensor of another,
-            the second.
-        like: a tensor of their type, on their device.
-    """
-
-    write: Write
-    shapes: Sequence[tuple[int, ...]]
-    region: Callable[[int, int], Index]
-    like: Tensor
+    write: Write  # what this rank has for every rank, into a list of tensors, one for each
+    shapes: Sequence[tuple[int, ...]]  # of the tensors of all ranks
+    region: Callable[[int, int], Index]  # which entries the first rank writes in that of the second
+    like: Tensor  # of their type, on their device
 
 
 class Shards:
@@ -63,7 +55,6 @@ class Shards:
         return _consecutive(self.counts(num))
 
     def own(self, num: int) -> slice:
-        """Return this rank's rows or channels, of so many in all."""
         return self.slices(num)[self.rank]
 
     def exchange(self, contribution: Contribution, what: str) -> Tensor:
@@ -82,8 +73,7 @@ class Shards:
         return self.begin(contribution, what)()
 
     @property
-    def can_write(self) -> bool:
-        """Whether ranks write into each other's memory, rather than send."""
+    def can_write(self) -> bool:  # into each other's memory, rather than send
         return bool(self._windows)
 
     def begin(

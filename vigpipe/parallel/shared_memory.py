@@ -34,11 +34,7 @@ class Pool:
         self._free: list[Segment] = []
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Segment]:
-        """Make a tensor that others may write into as long as it exists.
-
-        Raises:
-            OSError: there is no memory for it.
-        """
+        """Make a tensor that others may write into as long as it exists, or raise OSError."""
         needed = max(1, torch.Size(shape).numel() * dtype.itemsize)
         segment = self._take(needed)
         # The tensor keeps this array alive, and nothing else does.

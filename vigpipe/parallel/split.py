@@ -113,8 +113,7 @@ class StageModule(nn.Module):
         All that depends on numbers is known on the host before, so that a stage on a GPU never has
         to wait for one. Sizes do not count padding. Of a micro-batch that several ranks share, one
         may have no samples; it has a structure, and takes part. The draws are those for all rows of
-        the step, padding included, on the device of the stage; None for an evaluation. The
-        structures are those of `Cuttable`, a tuple of arguments for each micro-batch, or none.
+        the step, padding included, on the device of the stage; None for an evaluation.
         """
         self.sizes, self.draws, self.num_forwards = sizes, draws, 0
         self.structures = structures

@@ -23,13 +23,10 @@ Record = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 class StepGraph:
     """Takes steps by replaying one; smaller batches, which have other shapes, are not for it.
 
-    Args:
-        num_samples: of a full step over all replicas.
-        send_batch: sends all that a step needs to the device, tensor after tensor by a function.
-        take_step: does so, runs all forwards and backwards, and returns the losses, (M,).
-        send: copies a tensor of the host to the device.
-        record: makes a graph, see `launch.device.record_graph`.
-        timing: a context that is entered for every replay.
+    Of a batch, `send_batch` sends all that a step needs to the device, tensor after tensor by a
+    function; `take_step` does so, runs all forwards and backwards, and returns the losses, (M,).
+    `send` copies a tensor of the host to the device. `record` makes a graph, see
+    `launch.device.record_graph`. `timing` is a context that is entered for every replay.
     """
 
     def __init__(

@@ -8,10 +8,9 @@ from typing import Any
 def balance(loads: Sequence[float]) -> dict[str, float]:
     """Describe how unequal loads are, which are >= 0; equal ones give 0, 1, 1.
 
-    Returns:
-        cv: standard deviation over the mean. imbalance: largest over mean. efficiency: mean over
-        largest; 1 - efficiency is the share of time that replicas would be idle if each waited for
-        the largest.
+    The `cv` is standard deviation over mean, `imbalance` is largest over mean, and `efficiency` is
+    mean over largest: the rest is the share of time that replicas would be idle if each waited for
+    the largest.
     """
     mean, largest = fmean(loads), max(loads)
     if not largest:
@@ -25,14 +24,12 @@ def summarize_replicas(
     """Return the entry "replicas" of summary.json.
 
     It has a table for each replica that is left, the lost ones, and how evenly the others were
-    busy. With a pool the items are meant to be unequal, so only the time tells. A server has a
-    table of its own.
+    busy. With a pool the items are meant to be unequal, so only the time tells. A server, whose
+    ranks are the last ones, has a table of its own.
 
-    Args:
-        accounts: what the ranks of each replica have counted (`run.summary.gather_accounts`), first
-            rank first. Sent bytes are added up over them, and the largest memory is taken; only the
-            first rank knows the rest. A replica that was lost has none.
-        has_server: whether the last ranks are those of a server.
+    The accounts are those of the ranks of each replica (`run.summary.gather_accounts`), first rank
+    first; only that one knows more than sent bytes, which are added up, and memory, of which the
+    largest is taken. A replica that was lost has none.
     """
     replicas = [
         {"replica": number}
@@ -114,8 +111,7 @@ def _milliseconds_an_item(replica: Mapping[str, float]) -> float:
 def partial_items(replicas: Sequence[Mapping[str, float]]) -> str:
     """Say how long items of partial batches took, which the table's milliseconds leave out.
 
-    The text is empty if there were none, or if an earlier version made the tables of
-    `summarize_replicas`.
+    The text is empty if there were none, or if an earlier version made the tables.
     """
     told: list[str] = []
     for replica in replicas:

@@ -34,19 +34,12 @@ class Reading(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """What a rule says.
+    """What a rule says."""
 
-    Attributes:
-        num_replicas: how many replicas to have from now on.
-        gain: measured change of throughput, as a share of the old one; None without a measurement.
-        needed: what the gain was compared with; None without a comparison.
-        why: one sentence, with the numbers.
-    """
-
-    num_replicas: int
-    gain: float | None
-    needed: float | None
-    why: str
+    num_replicas: int  # to have from now on
+    gain: float | None  # share by which throughput changed; None without a measurement
+    needed: float | None  # what it was compared with; None without a comparison
+    why: str  # one sentence, with the numbers
 
 
 def published(readings: Sequence[float], num_replicas: int, most: int = MOST) -> Advice:
@@ -159,12 +152,10 @@ class Prediction(NamedTuple):
 
     @property
     def more_pays(self) -> bool:
-        """Whether one more would bring enough."""
         return self.gain >= self.needed
 
     @property
     def fewer_pays(self) -> bool:
-        """Whether one fewer would cost little."""
         return self.loss is not None and self.loss < self.needed
 
     def as_table(self) -> dict[str, Any]:
@@ -196,15 +187,9 @@ def predict(
     - A server can do no more than throughput now / (1 - share of its time that it waits). Workers
       wait for it in that share of their waits in which it is busy; with one fewer, they do not.
 
-    Args:
-        each: the tables of the replicas, from `summarize_replicas`.
-        server: the table of the server; None if there is none.
-        averages_all: whether all replicas are averaged together, and not two at a time.
-        samples: what they train on, see `vigpipe.job.rows.trained_on`.
-
-    Returns:
-        The prediction; None if nothing was trained, or if there is one replica and no server, which
-        does not show how long an average takes.
+    The tables of replicas and server are those of `summarize_replicas`; for `samples` see
+    `vigpipe.job.rows.trained_on`. Return None if nothing was trained, or if there is one replica
+    and no server, which does not show how long an average takes.
     """
     now = sum(map(samples_per_second, each))
     num = len(each)

@@ -27,10 +27,7 @@ _DAMPING = 0.1
 
 
 def damping(staleness: int) -> float:
-    """Return the factor of the learning rate for a gradient that comes late.
-
-    The staleness is the gradients of others that were applied since its weights were pulled.
-    """
+    """Return the factor of the learning rate for a gradient, by how many others came in between."""
     return 1 / (1 + _DAMPING * staleness)
 
 

@@ -83,8 +83,7 @@ class Loop:
     def rest(self, step: int, *, stop: bool) -> None:
         """Save a checkpoint: all ranks are here, and nothing is under way between them.
 
-        `step` optimizer steps on a global batch are done, or begun. With `stop` the run ends after
-        it; no items come then.
+        `step` optimizer steps on a global batch are done, or begun. No items come after a `stop`.
         """
 
 

@@ -91,7 +91,6 @@ class Table:
         return [replica for replica, is_lost in enumerate(self.lost) if not is_lost]
 
     def all_rest(self, number: int) -> bool:
-        """Whether all that are left have followed a closing."""
         return all(self.rests[replica] >= number for replica in self.left)
 
     def has_lost(self, member: int) -> bool:
@@ -269,15 +268,12 @@ class SharedTable:
     Every replica gives the same `first` table, with which the run begins. Every method raises
     RuntimeError once the others have given this replica up, or one has failed in a way that ends
     the run.
-
-    Attributes:
-        last_seen: the table as it was when this replica read or changed it last.
     """
 
     def __init__(self, store: TableStore, first: Table, replica_index: int) -> None:
         self._store, self._replica_index = store, replica_index
         self._text = store.compare_set(KEY, "", first.as_text()).decode()
-        self.last_seen = _parse(self._text)
+        self.last_seen = _parse(self._text)  # as this replica read or changed it last
 
     def read(self) -> Table:
         """Return the table as it is now; it must not be changed."""

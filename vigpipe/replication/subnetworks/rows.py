@@ -42,47 +42,32 @@ Index = Mapping[int, Tensor]  # some entries' indices in each of some dimensions
 
 @dataclass(frozen=True)
 class Wide:
-    """The wide model of a rank's stages, which no rank ever holds.
+    """The wide model of a rank's stages, which no rank ever holds."""
 
-    Attributes:
-        slicing: which dimension of a tensor belongs to which channels.
-        shapes: shapes of its tensors and their moments, by name.
-        narrow: the tensors of this rank's sub-model.
-        fill: writes initial values into a tensor, given its name, and which entries of one
-            dimension it holds; for a whole tensor this index is empty.
-        optimizer: the optimizer of the sub-model.
-        moments: the optimizer's moments of the weights, if they are exchanged too.
-        choose: tells the sub-model which channels it has in a round.
-    """
-
-    slicing: Slicing
-    shapes: Mapping[str, tuple[int, ...]]
-    narrow: Mapping[str, Tensor]
+    slicing: Slicing  # which dimension of a tensor belongs to which channels
+    shapes: Mapping[str, tuple[int, ...]]  # of its tensors and their moments
+    narrow: Mapping[str, Tensor]  # the tensors of this rank's sub-model
+    # Writes initial values into a tensor, given its name, and which entries of one dimension it
+    # holds; for a whole tensor this index is empty.
     fill: Callable[[Tensor, str, Index], None]
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer  # of the sub-model
+    # The optimizer's moments of the weights, if they are exchanged too.
     moments: Mapping[str, Tensor] = field(default_factory=dict)
+    # Tells the sub-model which channels it has in a round.
     choose: Callable[[Channels], None] = lambda channels: None
 
 
 class WideRows:
-    """What one rank stores, by name; the ranks with the same stages call each method together.
-
-    Attributes:
-        wide: the wide model.
-        across_teams: the m ranks with the same stages.
-        stored: the parts of divided tensors that it stores; their memory is a file.
-        whole: the tensors of its sub-model that are not divided.
-        bytes_sent: bytes of slices that this rank has sent to others.
-    """
+    """What one rank stores, by name; the ranks with the same stages call each method together."""
 
     def __init__(self, wide: Wide, across_teams: Counterparts) -> None:
         self.wide, self._slicing, self.across_teams = wide, wide.slicing, across_teams
         names = [*wide.narrow, *wide.moments]
         divided = [name for name in names if wide.slicing.owned(name) is not None]
         specs = {name: (self._narrow(name).dtype, self._stored_shape(name)) for name in divided}
-        self.stored = _scratch(specs)
+        self.stored = _scratch(specs)  # parts of divided tensors; their memory is a file
         self.whole = {n: t for n, t in wide.narrow.items() if n not in self.stored}
-        self.bytes_sent = 0
+        self.bytes_sent = 0  # of slices, to others
         for name, tensor in self.stored.items():
             if name in wide.narrow:  # moments begin as zeros, as the file does
                 dim, _, _ = self._slicing.owned_side(name)
@@ -164,8 +149,7 @@ class WideRows:
     ) -> Iterator[tuple[str, Index, Tensor]]:
         """Send each rank its pieces of the named tensors; yield those that it sends.
 
-        For each rank, `targets` says where its pieces will be put. They come with their names and
-        these indices.
+        They come with their names and where they will be put, as in `targets` for each rank.
         """
         shapes = [
             [self._shape(name, index) for name, index in zip(names, indices, strict=True)]
