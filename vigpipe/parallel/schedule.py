@@ -8,6 +8,7 @@ GPipe on two stages and three micro-batches (F forward, B backward, . waiting):
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 from datetime import timedelta
 from pkgutil import resolve_name
 from typing import Any, Protocol
@@ -190,7 +191,6 @@ class Pipeline:
 
     @property
     def has_peers(self) -> bool:
-        """Whether other ranks have stages too."""
         return self._layout.pipeline_size > 1
 
     def rows_from_before(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -240,28 +240,19 @@ class Pipeline:
         return inputs, {} if batch.labels is None else {"target": send(batch.labels), "losses": []}
 
 
+@dataclass
 class _OneRank:
     """All stages on one rank, one micro-batch after the other; called like torch's schedules."""
 
-    def __init__(
-        self,
-        modules: Sequence[nn.Module],
-        stage_index: int,
-        num_microbatches: int,
-        loss: Callable[[Tensor, Tensor], Tensor],
-        watcher: Watcher | None,
-        stopwatch: AbstractContextManager[Any],
-    ) -> None:
-        self.modules, self.num_microbatches, self.loss = modules, num_microbatches, loss
-        self.stage_index, self.watcher, self.stopwatch = stage_index, watcher, stopwatch
+    modules: Sequence[nn.Module]
+    stage_index: int
+    num_microbatches: int
+    loss: Callable[[Tensor, Tensor], Tensor]
+    watcher: Watcher | None
+    stopwatch: AbstractContextManager[Any]
 
     def step(
-        self,
-        inputs: Tensor,
-        *,
-        target: Tensor,
-        losses: list[Tensor],
-        return_outputs: bool,
+        self, inputs: Tensor, *, target: Tensor, losses: list[Tensor], return_outputs: bool
     ) -> None:
         for i, (x, label) in enumerate(zip(self._cut(inputs), self._cut(target), strict=True)):
             with ExitStack() as stack:

@@ -64,7 +64,6 @@ class Alive:
         return lost
 
     def close(self) -> None:
-        """Stop the heartbeats."""
         self._ends.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -194,13 +194,7 @@ class Membership:
 
 def _come(shared: SharedTable, member: int) -> Iterator[Decision | None]:
     """Come to a meeting of all that are left, and wait until it begins."""
-
-    def come(table: Table) -> int:
-        number = table.meetings
-        table.come(member)
-        return number
-
-    before = shared.change(come)
+    before = shared.change(lambda table: table.come(member))
     while (number := shared.read().meetings) == before:
         yield None
     yield Decision(Action.MEET, number)

@@ -40,6 +40,5 @@ class Outer:
         return list(self._old.values())
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return its state by name, for a checkpoint."""
         old = {f"outer_old/{name}": tensor for name, tensor in self._old.items()}
         return old | {f"outer_velocity/{name}": t for name, t in self._velocity.items()}

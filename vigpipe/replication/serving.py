@@ -60,7 +60,7 @@ def serve(server: "ServerMember") -> Iterator[Decision | None]:
         if decision is not None:
             yield decision
         elif server.rests():
-            yield from _evaluation(server, server.see())
+            yield from server.evaluation(server.see())
             server.answer()
             if server.rested.saves:  # the rows of all gradients belong to the checkpoint
                 yield Decision(Action.TELL)
@@ -73,14 +73,6 @@ def serve(server: "ServerMember") -> Iterator[Decision | None]:
             yield None
 
 
-def _evaluation(member: Participant, table: Table) -> Iterator[Decision]:
-    """Evaluate with all others while they rest, if they rest for that."""
-    if table.evaluated != member.evaluated:
-        member.evaluated = table.evaluated
-        course = member.rules.course
-        yield Decision(Action.EVALUATE, course.epoch(table.evaluated // course.num_replicas))
-
-
 def _evaluation_due(table: Table, course: Course) -> int:
     """Return after how many steps the next evaluation is due."""
     return course.next_evaluation((table.evaluated + 1) // course.num_replicas)
@@ -90,21 +82,36 @@ def _draw_ticket(table: Table, worker: int) -> None:
     table.tickets[worker] = max(table.tickets) + 1
 
 
-class WorkerMember(Member):
+class _WithServer(Participant):
+    """What a worker and the server have in common."""
+
+    def close(self, *, stop: bool = False) -> None:
+        def change(table: Table) -> None:
+            table.wanted = table.save_wanted = True
+            table.stop_wanted = table.stop_wanted or stop
+
+        seen = self._table.read()
+        if not seen.wanted or not seen.save_wanted or (stop and not seen.stop_wanted):
+            self._table.change(change)
+
+    def evaluation(self, table: Table) -> Iterator[Decision]:
+        """Evaluate with all others while they rest, if they rest for that."""
+        if table.evaluated != self.evaluated:
+            self.evaluated = table.evaluated
+            course = self.rules.course
+            yield Decision(Action.EVALUATE, course.epoch(table.evaluated // course.num_replicas))
+
+
+class WorkerMember(_WithServer, Member):
     """A replica that pulls weights from the server and pushes gradients to it."""
 
     num_given = 0  # samples of the gradient that it pushes next, 0 for none, or NOT_FINITE
 
-    def take(self) -> int | NoItem:
-        """Take the next item, and ask for the weights to begin it with."""
-
-        def change(table: Table) -> int | NoItem:
-            item = self._take(table)
-            if not isinstance(item, NoItem):
-                _draw_ticket(table, self._index)
-            return item
-
-        return self._table.change(change)
+    def _take(self, table: Table) -> int | NoItem:
+        item = super()._take(table)
+        if not isinstance(item, NoItem):
+            _draw_ticket(table, self._index)  # to be given the weights to begin it with
+        return item
 
     def ask_to_push(self) -> None:
         """Ask the server to take the gradient of the item."""
@@ -126,7 +133,7 @@ class WorkerMember(Member):
         while not (table := self._table.read()).all_rest(closing):
             yield None
         if table.answered < closing:  # else nothing was to be evaluated, and others have gone on
-            yield from _evaluation(self, table)
+            yield from self.evaluation(table)
         while (table := self._table.read()).answered < closing:
             yield None
         if table.saves:
@@ -143,15 +150,11 @@ class WorkerMember(Member):
 
     def wait_to_begin(self) -> Waiting[None]:
         """Wait until the next item may begin, or all must rest."""
-        while True:
-            table = self._table.read()
+        while not self._is_closed(table := self._table.read()):
             item = self._next_item(table)
-            if self._is_closed(table) or item is None or self._may_begin(table, item):
+            if item is None or self._may_begin(table, item):
                 return
             yield
-
-    def close(self, *, stop: bool = False) -> None:
-        _want_rest(self._table, stop=stop)
 
     def _may_begin(self, table: Table, item: int) -> bool:
         course, num_taken = self.rules.course, table.taken[self._index]
@@ -168,7 +171,7 @@ class WorkerMember(Member):
         return True
 
 
-class ServerMember(Participant):
+class ServerMember(_WithServer):
     """The server. With `recorded`, all replicas do that again."""
 
     def __init__(
@@ -204,7 +207,6 @@ class ServerMember(Participant):
         return True
 
     def ends(self) -> bool:
-        """Whether all workers have nothing left to do."""
         table = self._table.read()
         if all(table.finished):
             self.rested = table
@@ -222,7 +224,14 @@ class ServerMember(Participant):
         if event is None:
             return False
         self.events.append(event)
-        self._check(event)
+        if self._recorded is not None:
+            push = self._recorded[worker].pushes[event["step"] - 1]
+            if event["version"] != push.version or event["pulled"] != push.pulled:
+                raise InputError(
+                    f"--replay: item {event['item']} has left {event['version']} updates, and the "
+                    f"record says {push.version}; replay it on the machine that it was recorded "
+                    "on, with the same software"
+                )
         return True
 
     def lose(self, replica: int) -> None:
@@ -230,11 +239,7 @@ class ServerMember(Participant):
         if not self._table.last_seen.left:
             raise RuntimeError("all workers are lost")
 
-    def close(self, *, stop: bool = False) -> None:
-        _want_rest(self._table, stop=stop)
-
     def _next_worker(self, table: Table) -> int | None:
-        """Return the worker that the server serves next."""
         waiting = [w for w, ticket in enumerate(table.tickets) if ticket >= 0]
         if self._recorded is None:
             return min(waiting, key=lambda w: table.tickets[w], default=None)
@@ -256,10 +261,9 @@ class ServerMember(Participant):
         return pushes[num_taken] if num_taken < len(pushes) else None
 
     def _let_pull(self, table: Table, worker: int) -> None:
-        if table.lost[worker]:
-            return
-        table.tickets[worker], table.pulled[worker] = -1, table.updates
-        self._close(table)
+        if not table.lost[worker]:
+            table.tickets[worker], table.pulled[worker] = -1, table.updates
+            self._close(table)
 
     def _close(self, table: Table) -> None:
         """Close the pool, so that all rest, if somebody wants that and it is possible now."""
@@ -289,24 +293,3 @@ class ServerMember(Participant):
 
     def _is_closed(self, table: Table) -> bool:
         return table.closings > self._num_rests
-
-    def _check(self, event: dict[str, int]) -> None:
-        if self._recorded is None:
-            return
-        push = self._recorded[event["replica"]].pushes[event["step"] - 1]
-        if event["version"] != push.version or event["pulled"] != push.pulled:
-            raise InputError(
-                f"--replay: item {event['item']} has left {event['version']} updates, and the "
-                f"record says {push.version}; replay it on the machine that it was recorded on, "
-                "with the same software"
-            )
-
-
-def _want_rest(table: SharedTable, *, stop: bool) -> None:
-    def change(table: Table) -> None:
-        table.wanted = table.save_wanted = True
-        table.stop_wanted = table.stop_wanted or stop
-
-    seen = table.read()
-    if not seen.wanted or not seen.save_wanted or (stop and not seen.stop_wanted):
-        table.change(change)

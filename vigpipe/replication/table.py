@@ -87,7 +87,6 @@ class Table:
 
     @property
     def left(self) -> list[int]:
-        """The replicas that are not lost."""
         return [replica for replica, is_lost in enumerate(self.lost) if not is_lost]
 
     def all_rest(self, number: int) -> bool:
@@ -143,15 +142,16 @@ class Table:
         self._may_begin_meeting()
 
     def answer(self) -> None:
-        """Decide, as the leader, how it goes on after a rest."""
         self.saves, self.stops = self.save_wanted or self.stop_wanted, self.stop_wanted
         self.answered, self.rested = self.closings, self.drawn
         self.save_wanted = self.stop_wanted = self.wanted = False
 
-    def come(self, replica: int) -> None:
-        """Come to the next meeting, which begins once all have come that are left."""
+    def come(self, replica: int) -> int:
+        """Come to the next meeting, which begins with the last one; return how many were before."""
+        before = self.meetings
         self.present[replica] = True
         self._may_begin_meeting()
+        return before
 
     def report(self, replica: int, is_done: bool) -> None:
         """Report whether the replica has done its part of what all do together."""
@@ -191,10 +191,11 @@ def new_table(num_replicas: int, *, has_server: bool = False) -> Table:
     """Return the table of a run that begins."""
     zeros = ("begun", "taken", "samples", "joined", "given_samples", "rests")
     none = ("leases", "ahead", "last", "given", "pulled", "tickets", "partners", "waiting")
-    first: dict[str, Any] = dict.fromkeys(zeros, 0) | dict.fromkeys(none, -1)
+    each: dict[str, Any] = {name: [0] * num_replicas for name in zeros}
+    each |= {name: [-1] * num_replicas for name in none}
     num_pipelines = num_replicas + has_server
     return Table(
-        **{name: [value] * num_replicas for name, value in first.items()},
+        **each,
         lost=[False] * num_replicas,
         finished=[False] * num_replicas,
         present=[False] * num_pipelines,
@@ -300,7 +301,6 @@ class SharedTable:
                 return result
 
     def lose(self, replica: int) -> None:
-        """Let all go on without a replica."""
         if not self.read().lost[replica]:
             self.change(lambda table: table.lose(replica))
 

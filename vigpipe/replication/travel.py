@@ -90,7 +90,6 @@ class Travel:
             self._wait()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the given tensors and the means by name, for a checkpoint."""
         given = {f"given/{name}": tensor for name, tensor in self._given.items()}
         return given | {f"given_mean/{name}": tensor for name, tensor in self._means.items()}
 

@@ -1,4 +1,4 @@
-"""Exchange columns across_teams ranks that share the channels of a wide model."""
+"""Exchange columns between the ranks that share the channels of a wide model."""
 
 import torch
 import torch.distributed as dist
