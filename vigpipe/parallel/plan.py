@@ -112,41 +112,33 @@ def checked_plan(stages: object, num_blocks: int, where: str) -> Plan:
         InputError: this is not a list of such lists, or a block is in no stage, in two stages or
             out of order.
     """
+
+    def wrong(what: str) -> InputError:
+        return InputError(f"{where}: {what}")
+
     if not isinstance(stages, list) or not stages:
-        raise InputError(
-            f"{where}: stages must be a list of lists of block numbers, got {stages!r}"
-        )
+        raise wrong(f"stages must be a list of lists of block numbers, got {stages!r}")
     owner: dict[int, int] = {}
-    for stage_index, blocks in enumerate(stages):
+    for index, blocks in enumerate(stages):
         if not isinstance(blocks, list) or not blocks:
-            raise InputError(
-                f"{where}: stage {stage_index} must be a list of at least one block number, "
-                f"got {blocks!r}"
+            raise wrong(
+                f"stage {index} must be a list of at least one block number, got {blocks!r}"
             )
         for block in blocks:
             if type(block) is not int:
-                raise InputError(f"{where}: stage {stage_index}: {block!r} is not a block number")
+                raise wrong(f"stage {index}: {block!r} is not a block number")
             if not 0 <= block < num_blocks:
-                raise InputError(
-                    f"{where}: stage {stage_index} names block {block}; "
-                    f"the model has blocks 0 to {num_blocks - 1}"
-                )
+                has = f"the model has blocks 0 to {num_blocks - 1}"
+                raise wrong(f"stage {index} names block {block}; {has}")
             if block in owner:
-                raise InputError(
-                    f"{where}: block {block} is in stages {owner[block]} and {stage_index}; "
-                    "a block belongs to exactly one"
-                )
-            owner[block] = stage_index
+                both = f"{owner[block]} and {index}"
+                raise wrong(f"block {block} is in stages {both}; a block belongs to exactly one")
+            owner[block] = index
     missing = sorted(set(range(num_blocks)) - set(owner))
     if missing:
-        raise InputError(
-            f"{where}: block {', '.join(map(str, missing))} is in no stage; "
-            f"all of 0 to {num_blocks - 1} must be"
-        )
-    order = list(owner)
-    for before, after in pairwise(order):
+        names = ", ".join(map(str, missing))
+        raise wrong(f"block {names} is in no stage; all of 0 to {num_blocks - 1} must be")
+    for before, after in pairwise(owner):
         if after != before + 1:
-            raise InputError(
-                f"{where}: block {after} comes after block {before}; blocks must stay in order"
-            )
+            raise wrong(f"block {after} comes after block {before}; blocks must stay in order")
     return Plan(tuple(tuple(blocks) for blocks in stages))

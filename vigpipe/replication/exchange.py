@@ -74,19 +74,15 @@ class Exchange:
         for part, tensor in zip(flat[: sum(sizes)].split(sizes), tensors, strict=True):
             part.copy_(tensor.detach().flatten())
         if partner == ALL:
-            combined = self._combine_all(flat, weights, divisor)[: sum(sizes)]
+            own = _weighted_sum(self._all.exchange(flat).chunk(self.size), weights, divisor)
+            combined = self.gather(own).flatten()[: sum(sizes)]
+            self.bytes_sent += 2 * (self.size - 1) * own.nbytes
         else:
             own = flat[: sum(sizes)]
             combined = _weighted_sum(self._swap(own, partner), weights, divisor)
             self.bytes_sent += own.nbytes
         parts = combined.split(sizes)
         return [c.view_as(t) for c, t in zip(parts, tensors, strict=True)]
-
-    def _combine_all(self, flat: Tensor, weights: Tensor, divisor: Tensor) -> Tensor:
-        received = self._all.exchange(flat)
-        combined = _weighted_sum(received.chunk(self.size), weights, divisor)
-        self.bytes_sent += 2 * (self.size - 1) * combined.nbytes
-        return self.gather(combined).flatten()
 
     def gather_counted(self, message: Tensor, partner: int = ALL) -> Tensor:
         """Gather a vector as `gather` does, and count the bytes that this rank sends."""

@@ -42,8 +42,7 @@ class Compressor:
         self._method, self._exchange = method, exchange
         self._names = list(parameters)
         shapes = {name: parameter.shape for name, parameter in parameters.items()}
-        self._itemsize = next(iter(parameters.values())).element_size()
-        self._num_numbers = sum(parameter.numel() for parameter in parameters.values())
+        self._num_bytes = sum(parameter.nbytes for parameter in parameters.values())
         self._residual = {n: torch.zeros_like(parameters[n]) for n in method.lossy(shapes)}
         self._memory = method.first_memory(parameters, seed)
         self._next: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
@@ -97,7 +96,7 @@ class Compressor:
     def account(self) -> dict[str, int]:
         """Return the number of sums, the bytes sent, and what a ring would have sent for them."""
         num_replicas = self._exchange.size
-        of_ring = 2 * (num_replicas - 1) * self._itemsize * self._num_numbers // num_replicas
+        of_ring = 2 * (num_replicas - 1) * self._num_bytes // num_replicas
         return {
             "sums": self._num_sums,
             "bytes_sent": self._exchange.bytes_sent,

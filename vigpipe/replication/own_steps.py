@@ -228,7 +228,11 @@ class OwnSteps:
 
     def _tell(self) -> None:
         """Send what this rank has done to the one that writes the run's files."""
-        parcel = {"events": self._take_events(), "metrics": self._untold}
+        # The rows are taken on all ranks, where they would pile up, but only the first one tells.
+        told, events = self._diary.take_rows(self._position.team), []
+        if self._member is not None:
+            events, self._member.events = [*self._member.events, *told], []
+        parcel = {"events": events, "metrics": self._untold}
         self._untold = []
         if any(parcel.values()):
             with contextlib.suppress(StoreLostError):  # the outbox keeps it
@@ -408,15 +412,6 @@ class OwnSteps:
         self._tell()
         step, seen = all_gather_values(own, *self.peers)[0]
         return LeftOver(step, seen, self._outbox.kept)
-
-    def _take_events(self) -> list[dict[str, Any]]:
-        """Return what this replica has done since the last call, on its first rank."""
-        # The rows are taken on other ranks too, where they would pile up otherwise.
-        told = self._diary.take_rows(self._position.team)
-        if self._member is None:
-            return []
-        events, self._member.events = self._member.events, []
-        return events + told
 
     def tensors(self) -> Mapping[str, Tensor]:
         """Return what the compressor keeps: residuals, and the memory of the next average."""

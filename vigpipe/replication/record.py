@@ -78,8 +78,8 @@ def collect(rows: Iterable[Mapping[str, Any]], num_replicas: int) -> list[Record
         keys = row.keys() - {"replica", "step"}
         is_push = keys == {"item", *Push._fields}
         numbers = [replica, step, *(row[key] for key in keys)]
-        is_event = all(map(_is_count, numbers)) and (is_push or len(keys) == 1)
-        if not is_event or replica >= num_replicas:
+        are_counts = all(type(number) is int and 0 <= number <= 10**18 for number in numbers)
+        if not are_counts or not (is_push or len(keys) == 1) or replica >= num_replicas:
             raise ValueError(f"{row} is no event of one of {num_replicas} replicas")
         of = recorded[replica]
         key = "item" if is_push else min(keys)
@@ -141,7 +141,3 @@ def _check_pushes(recorded: Sequence[Recorded]) -> None:
         if not is_next or not seen[replica] <= push.pulled <= version:
             raise ValueError(f"{push} of replica {replica} cannot come after {version} updates")
         version = seen[replica] = push.version
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value <= 10**18

@@ -73,20 +73,16 @@ class Worker(_WithServer):
 
     def _do(self, decision: Decision, loop: Loop) -> Iterator[Item]:
         if decision.action is Action.PULL:
-            self._pull()
+            with torch.no_grad(), self._diary.doing("averaged"):
+                weights = self._exchange.receive(self._parameters, self._server)
+                for parameter, new in zip(self._parameters, weights, strict=True):
+                    parameter.copy_(new)
             return
         self._item = decision.number  # if it is to TAKE one
         yield from super()._do(decision, loop)
 
     def _ask_to_save(self) -> None:
         """Do nothing: the server asks, before it lets all go on."""
-
-    @torch.no_grad()
-    def _pull(self) -> None:
-        with self._diary.doing("averaged"):
-            weights = self._exchange.receive(self._parameters, self._server)
-            for parameter, new in zip(self._parameters, weights, strict=True):
-                parameter.copy_(new)
 
     def combine_gradients(self, own: Computed) -> Outcome:
         """Give the gradients to the server, unless some are not finite or the item is empty."""

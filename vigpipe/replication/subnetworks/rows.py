@@ -237,7 +237,8 @@ def _picked(tensor: Tensor, index: Index) -> Tensor:
     if len(index) == 1:
         ((dim, entries),) = index.items()
         return tensor.index_select(dim, entries.to(tensor.device))
-    return tensor[_grid(tensor, index)]
+    entries = [index[d] if d in index else torch.arange(n) for d, n in enumerate(tensor.shape)]
+    return tensor[tuple(torch.meshgrid(*entries, indexing="ij"))]
 
 
 def put_part(target: Tensor, whole: Tensor, index: Index) -> None:
@@ -258,8 +259,3 @@ def put_part(target: Tensor, whole: Tensor, index: Index) -> None:
         count = min(_COLUMNS_AT_ONCE, lengths[longest] - first)
         columns = whole.narrow(longest, first, count).index_select(dim, entries)
         target.narrow(longest, first, count).copy_(columns)
-
-
-def _grid(tensor: Tensor, index: Index) -> tuple[Tensor, ...]:
-    entries = [index[d] if d in index else torch.arange(n) for d, n in enumerate(tensor.shape)]
-    return tuple(torch.meshgrid(*entries, indexing="ij"))
