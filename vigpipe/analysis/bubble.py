@@ -14,24 +14,14 @@ from vigpipe.timing.recorder import RecordedStep
 
 @dataclass(frozen=True)
 class Bubble:
-    """Shares of a step in which ranks wait for each other, means over the ranks, by reason.
+    """Shares of a step in which ranks wait for each other, means over the ranks, by reason."""
 
-    Attributes:
-        measured: share of waiting for input, for gradients, and for sent tensors to leave.
-        formula: (S - 1) / (V M + S - 1), the share for equal stages without transfers.
-        fill_and_drain: share that equal stages with the mean of the measured times would wait.
-        imbalance: share that they wait in addition because stages differ.
-        variation: share that they wait in addition because micro-batches differ.
-        transfer: the rest of the measured share: transfers, and the schedule's own work between
-            micro-batches.
-    """
-
-    measured: float
-    formula: float
-    fill_and_drain: float
-    imbalance: float
-    variation: float
-    transfer: float
+    measured: float  # waiting for input, for gradients, and for sent tensors to leave
+    formula: float  # `ideal_bubble`
+    fill_and_drain: float  # what equal stages with the mean of the measured times would wait
+    imbalance: float  # in addition, because stages differ
+    variation: float  # in addition, because micro-batches differ
+    transfer: float  # the rest: transfers, and the schedule's own work between micro-batches
 
 
 def explain_bubble(
@@ -40,8 +30,7 @@ def explain_bubble(
     """Explain the bubble by comparing simulations of the measured steps.
 
     Every reason is the difference of two simulated schedules, from one with equal stages to one
-    with the measured times of every micro-batch, as a share of the measured step. The
-    result is None with one stage or without a recorded step.
+    with the measured times of every micro-batch. None with one stage or without a recorded step.
     """
     if layout.pipeline_size == 1 or not accounts or not all(steps.get(a.rank) for a in accounts):
         return None
@@ -51,7 +40,7 @@ def explain_bubble(
         for replica in range(layout.num_replicas)
         for times in _times(steps, layout, replica)
     ]
-    equal, unequal, varying = (fmean(chain[i] for chain in chains) / step for i in range(3))
+    equal, unequal, varying = (fmean(waits) / step for waits in zip(*chains, strict=True))
     measured = fmean(account.waiting for account in accounts) / step
     return Bubble(
         measured=measured,
@@ -94,13 +83,12 @@ def _times(
     return by_step
 
 
-def _waits(times: Times, layout: Layout) -> tuple[float, float, float]:
+def _waits(times: Times, layout: Layout) -> list[float]:
     """Simulate how long a rank waits in a step: with equal stages, unequal ones, measured times."""
     mean = {kind: fmean(fmean(stage) for stage in times[kind]) for kind in COMPUTE}
     equal: Times = {k: [[mean[k]] * len(stage) for stage in times[k]] for k in COMPUTE}
     unequal: Times = {k: [[fmean(stage)] * len(stage) for stage in times[k]] for k in COMPUTE}
-    waits = [_wait(predicted_spans(case, layout), layout) for case in (equal, unequal, times)]
-    return waits[0], waits[1], waits[2]
+    return [_wait(predicted_spans(case, layout), layout) for case in (equal, unequal, times)]
 
 
 def predicted_spans(times: Times, layout: Layout) -> list[Span]:

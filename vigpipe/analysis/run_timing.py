@@ -32,32 +32,20 @@ from vigpipe.timing.trace import write_trace
 
 @dataclass(frozen=True)
 class Timing:
-    """The recorded timing of all ranks of a run.
-
-    Attributes:
-        layout: degrees of parallelism and the schedule.
-        num_warmup: steps that were left out before the first recorded one.
-        rows: rows of timing.csv, of all ranks.
-        steps: recorded steps by phase and rank, all on the clock of rank 0; those with full
-            batches, or all of them if none has one.
-        clock_error_seconds: see `vigpipe.timing.clock.clock_error`.
-        overhead: share of a step that timing itself costs, of the rank that it costs most.
-        peak_bytes: peak memory of every rank.
-        members: what batches are made of; see `vigpipe.job.fill.members`.
-    """
+    """The recorded timing of all ranks of a run."""
 
     layout: Layout
-    num_warmup: int
+    num_warmup: int  # steps that were left out before the first recorded one
     rows: list[Row]
+    # By phase and rank, all on the clock of rank 0; with full batches, or all if none has one.
     steps: dict[Phase, dict[int, list[RecordedStep]]]
     clock_error_seconds: float
-    overhead: float
-    peak_bytes: list[int]
-    members: str = "samples"
+    overhead: float  # share of a step that timing itself costs, of the rank that it costs most
+    peak_bytes: list[int]  # of every rank
+    members: str = "samples"  # what batches are made of, `vigpipe.job.fill.members`
 
     @cached_property
     def accounts(self) -> list[Account]:
-        """Accounts of every rank: where the time of its steps goes."""
         return make_accounts(self.rows, self.layout)
 
     @cached_property
@@ -114,13 +102,10 @@ def make_recorder(run: Run, rank: int, device: torch.device) -> Recorder | None:
 
 
 def gather_timing(rank_state: RankState, first_clocks: Sequence[ClockReading]) -> Timing | None:
-    """Gather what all ranks have recorded; all ranks call this together.
+    """Gather what all ranks have recorded, on the rank that writes files; None on the others.
 
-    The first clocks are what `read_clocks` returned before the first recorded step; the clocks are
-    read a second time here.
-
-    Returns:
-        The timing on the rank that writes the run's files, None on the others.
+    All ranks call this together. The first clocks are what `read_clocks` returned before the first
+    recorded step; the clocks are read a second time here.
     """
     recorder = rank_state.recorder
     assert recorder is not None
@@ -233,10 +218,7 @@ def _since_begin(spans: Sequence[Span]) -> list[Sequence[object]]:
 
 
 def describe(timing: Timing, fmt: str = "simple") -> str:
-    """Describe the timing for people to read.
-
-    The format is `simple` for the first tables as text, or `github` for all of them in Markdown.
-    """
+    """Describe the timing: the first tables as text (`simple`), or all in Markdown (`github`)."""
     heading = "## " if fmt == "github" else ""
     train = step_statistics(timing.rows, "train")
     partial = partial_batches(timing.rows)
@@ -280,10 +262,7 @@ def where_the_rest_is(folder: Path, with_pictures: bool) -> str:
 
 
 def account_table(accounts: Sequence[Account], fmt: str = "simple") -> str:
-    """Make a table of the accounts: mean milliseconds of a step by what a rank does.
-
-    The last column is the share of the step that is not accounted for.
-    """
+    """Make a table: mean milliseconds by what a rank does, and the share not accounted for."""
     lines = [
         (
             str(account.rank),

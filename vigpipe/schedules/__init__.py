@@ -54,10 +54,9 @@ def messages_ahead(schedule: Schedule, device: str) -> float:
 def check_degrees(
     schedule: Schedule, pipeline_size: int, virtual_stages: int, num_microbatches: int
 ) -> str | None:
-    """Check whether a schedule can run with these degrees, each of at least 1; see `Degrees`.
+    """Say why a schedule cannot run with these degrees, each of at least 1, and what to change.
 
-    Returns:
-        None if it can; else a sentence for the user that says why not and what to change.
+    None if it can.
     """
     if virtual_stages > 1 and schedule not in VIRTUAL:
         return (
@@ -91,12 +90,8 @@ def orders(
 
 
 def _alone(degrees: Degrees) -> tuple[Action, ...]:
-    stages = degrees.stages_of(0)
-    return tuple(
-        action
-        for m in range(degrees.num_microbatches)
-        for action in (
-            *(Action("forward", i, m) for i in stages),
-            *(Action("backward", i, m) for i in reversed(stages)),
-        )
-    )
+    actions: list[Action] = []
+    for m in range(degrees.num_microbatches):
+        actions += [Action("forward", i, m) for i in degrees.stages_of(0)]
+        actions += [Action("backward", i, m) for i in reversed(degrees.stages_of(0))]
+    return tuple(actions)
