@@ -37,7 +37,7 @@ def make(which, drop_path=0.0, dtype=torch.float32, rescale=1.0):
     torch.manual_seed(0)
     if which == FFN:
         return StudyFFN(3, 48, "batch", drop_path, 0, rescale).to(dtype)
-    return StudyGrapher(3, 32, "grid", GRID, "batch", drop_path, 0, rescale).to(dtype)
+    return StudyGrapher(3, 32, "batch", drop_path, 0, rescale, ("grid", GRID)).to(dtype)
 
 
 def drawn(num, dtype=torch.float32):

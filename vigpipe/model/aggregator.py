@@ -19,44 +19,55 @@ from vigpipe.model.layer import Layer
 from vigpipe.model.slicing import Roles, Side, within
 from vigpipe.model.tokens import SharedNodes
 
-_OUT = Side("out", repeats=4)
+_GROUPS = 4
 
 
 def _layer(in_channels: int, out_channels: int, norm: Norm) -> Layer:
-    return Layer(in_channels, out_channels, norm, groups=4, gelu=True)
+    return Layer(in_channels, out_channels, norm, groups=_GROUPS, gelu=True)
+
+
+def _channels(parts: int, run: int = 1) -> dict[str, Side]:
+    """Return the sides of an input of equal parts, of what the layer takes, and of the output."""
+    return {
+        "x": Side("x", repeats=parts),
+        "in": Side("x", run=run),
+        "out": Side("out", repeats=_GROUPS),
+    }
 
 
 class Aggregator(nn.Module):
     """A graph convolution, from C channels to 2C.
 
-    Attributes:
-        channels: the side that each role stands for. The sides' groups are `x`, the channels of one
-            of the equal parts of the input, and `out`, those of one of the four parts of the
-            output. `x` here has as many repeats as the input has parts.
-        roles: a role for each dimension of the tensors.
+    `channels` has the side that each role stands for. The sides' groups are `x`, the channels of
+    one of the equal parts of the input, and `out`, those of one of the four parts of the output.
     """
 
     channels: ClassVar[Mapping[str, Side]]
-    roles: ClassVar[Roles] = within("nn.", Layer.roles)
+    roles: ClassVar[Roles]
 
     def forward(
         self, x: Tensor, graph: Tensor, y: Tensor | None, shared: SharedNodes | None = None
     ) -> Tensor:
-        """Aggregate the neighbours of every node, and transform the result.
+        """Aggregate each node's neighbours in y, and transform the result: (B, N, 2C).
 
-        Args:
-            x: nodes, (B, N, C).
-            graph: indices of each node's neighbours in y, (B, N, K) int64.
-            y: candidates, (B, M, C); None for the nodes themselves.
-            shared: the nodes, where other ranks have some of them; y is None then.
-
-        Returns:
-            (B, N, 2C).
+        x are nodes, (B, N, C), y candidates, (B, M, C), or None for the nodes themselves, and the
+        graph is (B, N, K) int64. `shared` are nodes of which other ranks have some; y is None then.
         """
         raise NotImplementedError
 
 
-class MaxRelativeConv(Aggregator):
+class _OneLayerConv(Aggregator):
+    """A graph convolution with one layer, each group of which takes the channels of one part."""
+
+    roles: ClassVar[Roles] = within("nn.", Layer.roles)
+
+    def __init__(self, channels: int, norm: Norm) -> None:
+        super().__init__()
+        taken = _GROUPS * self.channels["in"].run // self.channels["x"].repeats
+        self.nn = _layer(taken * channels, 2 * channels, norm)
+
+
+class MaxRelativeConv(_OneLayerConv):
     """Max-relative graph convolution, arXiv:1904.03751, as ViG uses it.
 
     The features and their maxima are interleaved, [x0, m0, x1, m1, ...], as published weights
@@ -65,20 +76,11 @@ class MaxRelativeConv(Aggregator):
 
     fused = True
     mode: ClassVar[str] = "max"  # see `aggregate.relative`
-    channels: ClassVar[Mapping[str, Side]] = {
-        "x": Side("x", repeats=4),
-        "in": Side("x", run=2),
-        "out": _OUT,
-    }
-
-    def __init__(self, channels: int, norm: Norm) -> None:
-        super().__init__()
-        self.nn = _layer(self.channels["in"].run * channels, 2 * channels, norm)
+    channels = _channels(4, run=2)
 
     def forward(
         self, x: Tensor, graph: Tensor, y: Tensor | None, shared: SharedNodes | None = None
     ) -> Tensor:
-        """Convolve; see `Aggregator.forward`."""
         return self.nn(relative(x, graph, y, self.mode, shared, fused=self.fused))
 
 
@@ -89,33 +91,20 @@ class MaxMeanConv(MaxRelativeConv):
     """
 
     mode: ClassVar[str] = "max_mean"
-    channels: ClassVar[Mapping[str, Side]] = {
-        "x": Side("x", repeats=4),
-        "in": Side("x", run=3),
-        "out": _OUT,
-    }
+    channels = _channels(4, run=3)
 
 
-class EdgeConv(Aggregator):
+class EdgeConv(_OneLayerConv):
     """max_j nn([x_i, y_j - x_i]): Wang et al. 2019, EdgeConv, arXiv:1801.07829.
 
     Two of the four groups take x_i, a half each, and two the difference.
     """
 
-    channels: ClassVar[Mapping[str, Side]] = {
-        "x": Side("x", repeats=2),
-        "in": Side("x"),
-        "out": _OUT,
-    }
-
-    def __init__(self, channels: int, norm: Norm) -> None:
-        super().__init__()
-        self.nn = _layer(2 * channels, 2 * channels, norm)
+    channels = _channels(2)
 
     def forward(
         self, x: Tensor, graph: Tensor, y: Tensor | None, shared: SharedNodes | None = None
     ) -> Tensor:
-        """Convolve; see `Aggregator.forward`."""
         others = neighbours(x if y is None else y, graph, shared)  # (B, N, K, C)
         x = x.unsqueeze(2).expand_as(others)
         return self.nn(torch.cat((x, others - x), dim=-1)).max(2).values
@@ -130,14 +119,9 @@ class SageConv(Aggregator):
     weight stand for both, so a sub-network has the same channels of what nn1 takes and gives.
     """
 
-    channels: ClassVar[Mapping[str, Side]] = {
-        "x": Side("x", repeats=4),
-        "quarter": Side("x"),
-        "half": Side("x", repeats=2),
-        "out": _OUT,
-    }
+    channels: ClassVar[Mapping[str, Side]] = {**_channels(4), "half": Side("x", repeats=2)}
     roles: ClassVar[Roles] = {
-        **within("nn1.", Layer.roles, {"in": "quarter", "out": "x"}),
+        **within("nn1.", Layer.roles, {"out": "x"}),
         **within("nn2.", Layer.roles, {"in": "half"}),
     }
 
@@ -149,31 +133,24 @@ class SageConv(Aggregator):
     def forward(
         self, x: Tensor, graph: Tensor, y: Tensor | None, shared: SharedNodes | None = None
     ) -> Tensor:
-        """Convolve; see `Aggregator.forward`."""
         others = neighbours(x if y is None else y, graph, shared)  # (B, N, K, C)
         return self.nn2(torch.cat((x, self.nn1(others).max(2).values), dim=-1))
 
 
-class GinConv(Aggregator):
+class GinConv(_OneLayerConv):
     """nn((1 + eps) x_i + sum_j y_j): Xu et al. 2019, GIN, arXiv:1810.00826."""
 
     fused = True
-    channels: ClassVar[Mapping[str, Side]] = {
-        "x": Side("x", repeats=4),
-        "in": Side("x"),
-        "out": _OUT,
-    }
-    roles: ClassVar[Roles] = {**within("nn.", Layer.roles), "eps": (None,)}
+    channels = _channels(4)
+    roles: ClassVar[Roles] = {**_OneLayerConv.roles, "eps": (None,)}
 
     def __init__(self, channels: int, norm: Norm) -> None:
-        super().__init__()
-        self.nn = _layer(channels, 2 * channels, norm)
+        super().__init__(channels, norm)
         self.eps = nn.Parameter(torch.zeros(1))
 
     def forward(
         self, x: Tensor, graph: Tensor, y: Tensor | None, shared: SharedNodes | None = None
     ) -> Tensor:
-        """Convolve; see `Aggregator.forward`."""
         scaled, others = (1 + self.eps) * x, x if y is None else y
         return self.nn(scaled + neighbour_sum(others, graph, shared, fused=self.fused))
 

@@ -24,34 +24,21 @@ class FewNodesWarning(UserWarning):
 class VigShape:
     """The sizes that distinguish the variants of ViG.
 
-    Attributes:
-        blocks: blocks of each stage of the pyramid; a single number if the variant is isotropic.
-        channels: C of each stage of the pyramid.
-        k: neighbours per node in the first and in the last block; linear in between.
-        max_dilation: largest dilation; the dilation grows by one every four blocks.
-        reductions: r of each stage of the pyramid: candidates are averages of r x r nodes.
-        relative: add a table of distances in the image to the distances in feature space.
-        stem: the width of each convolution of the stem is the first C divided by this number.
-        stem_stride: side, in pixels, of the patch that becomes a node.
-        img_size: height and width in pixels of the images that the variant is designed for.
+    What there is one of for each stage of the pyramid is a single number in an isotropic variant.
     """
 
-    blocks: tuple[int, ...]
-    channels: tuple[int, ...]
-    k: tuple[int, int] = (9, 18)
-    max_dilation: int = 10
-    reductions: tuple[int, ...] = (1,)
-    relative: bool = False
-    stem: tuple[int, ...] = (8, 4, 2, 1, 1)
-    stem_stride: int = 16
-    img_size: Grid = (224, 224)
+    blocks: tuple[int, ...]  # of each stage
+    channels: tuple[int, ...]  # C of each stage
+    k: tuple[int, int] = (9, 18)  # neighbours in the first and the last block; linear in between
+    max_dilation: int = 10  # the dilation grows by one every four blocks up to this
+    reductions: tuple[int, ...] = (1,)  # r of each stage: candidates are averages of r x r nodes
+    relative: bool = False  # add a table of distances in the image to those in feature space
+    stem: tuple[int, ...] = (8, 4, 2, 1, 1)  # what the first C is divided by: widths of the stem
+    stem_stride: int = 16  # side, in pixels, of the patch that becomes a node
+    img_size: Grid = (224, 224)  # of the images that the variant is designed for, in pixels
 
     def divided(self, num: int) -> "VigShape":
-        """Return the sizes of a sub-network that has 1/num of the channels between blocks.
-
-        Raises:
-            InputError: these channels, or those of the stem, cannot be divided by this number.
-        """
+        """Return the sizes of a sub-network that has 1/num of the channels between blocks."""
         for divisor in self.stem:
             divided_width(self.channels[0] // divisor, num, "a convolution of the stem")
         channels = (
@@ -62,60 +49,37 @@ class VigShape:
 
 @dataclass(frozen=True)
 class GraphRule:
-    """How a block gets its graph.
-
-    Attributes:
-        policy: where neighbours come from; `vigpipe.config.choices.Policy` explains the choices.
-        k: neighbours per node.
-        dilation: keep every dilation-th of the k * dilation nearest.
-        reduction: r; candidates are averages of r x r nodes.
-        shift: with policy `window`, shift the windows by half a window.
-        makes_next: with policy `lookahead`, also make a graph for the next block.
-        stochastic: probability that, in training, a sample's k neighbours are drawn at random from
-            the k * dilation nearest. The published code has this option, switched off.
-        stream: stream number of that draw (`model.keyed_dropout`).
-    """
+    """How a block gets its graph."""
 
     policy: Policy
-    k: int
-    dilation: int = 1
-    reduction: int = 1
-    shift: bool = False
-    makes_next: bool = False
+    k: int  # neighbours per node
+    dilation: int = 1  # keep every dilation-th of the k * dilation nearest
+    reduction: int = 1  # r; candidates are averages of r x r nodes
+    shift: bool = False  # with policy `window`, shift the windows by half a window
+    makes_next: bool = False  # with policy `lookahead`, also make a graph for the next block
+    # The probability that, in training, a sample's k neighbours are drawn at random from the
+    # k * dilation nearest, and the stream number of that draw. The published code has this option,
+    # switched off.
     stochastic: float = 0.0
     stream: int = 0
 
 
 @dataclass(frozen=True)
 class BlockSpec:
-    """One module of `backbone`: a block, or a downsampling between two stages of a pyramid.
+    """One module of `backbone`: a block, or a downsampling between two stages of a pyramid."""
 
-    Attributes:
-        rule: how the block gets its graph; None for a downsampling.
-        aggregator: name of the block's aggregator; empty for a downsampling.
-        before: grid (height and width in nodes) and channels of the input.
-        channels: channels of the output.
-        grid: height and width in nodes of the output.
-        stage: index of the pyramid's stage.
-        number: index of the block, not counting downsamplings.
-        num_given: neighbours per node in the graph that an earlier block passes on; 0 if this block
-            needs no such graph.
-        num_neighbours: neighbours per node in the graph that the block passes on.
-    """
-
-    rule: GraphRule | None
-    aggregator: str
-    before: tuple[Grid, int]
-    channels: int
-    grid: Grid
-    stage: int
-    number: int
-    num_given: int = 0
-    num_neighbours: int = 0
+    rule: GraphRule | None  # None for a downsampling
+    aggregator: str  # empty for a downsampling
+    before: tuple[Grid, int]  # grid and channels of the input
+    channels: int  # of the output
+    grid: Grid  # of the output
+    stage: int  # of the pyramid
+    number: int  # index of the block, not counting downsamplings
+    num_given: int = 0  # neighbours per node in the graph of an earlier block; 0 if none is needed
+    num_neighbours: int = 0  # neighbours per node in the graph that the block passes on
 
     @property
     def num_candidates(self) -> int:
-        """Number of nodes that a kNN graph chooses from."""
         assert self.rule is not None
         return prod(pooled_grid(self.grid, self.rule.reduction))
 
@@ -150,10 +114,7 @@ def make_block_specs(
     """Specify the modules of `backbone`, in order: each block and each downsampling.
 
     The grid is that after the stem. Graph policies and aggregators are comma-separated lists that
-    are repeated over the blocks. `stochastic` is the probability of random neighbours.
-
-    Raises:
-        InputError: a policy or an aggregator is unknown.
+    are repeated over the blocks; an unknown name raises InputError.
     """
     policies = parse_names(graph, POLICIES, "--graph")
     aggregators = parse_names(aggregator, AGGREGATORS, "--aggregator")
@@ -187,6 +148,7 @@ def make_block_specs(
                         policy = previous.policy  # cheaper to make again than to pass on
             if policy in ("grid", "pattern", "window"):
                 reduction = 1
+            convolution = aggregators[number % len(aggregators)]
             rule = GraphRule(
                 policy,
                 ks[number],
@@ -203,15 +165,7 @@ def make_block_specs(
                 num_passed = _num_neighbours(rule, grid)
             specs.append(
                 BlockSpec(
-                    rule,
-                    aggregators[number % len(aggregators)],
-                    before,
-                    channels,
-                    grid,
-                    stage,
-                    number,
-                    num_given,
-                    num_passed,
+                    rule, convolution, before, channels, grid, stage, number, num_given, num_passed
                 )
             )
             previous, number = rule, number + 1

@@ -36,7 +36,6 @@ class FFN(nn.Module):
         self.drop_path = DropPath(drop_path, stream)
 
     def sides(self, prefix: str, trunk: Side | None) -> dict[str, Sides]:
-        """Return the sides of its tensors; see `Grapher.sides`."""
         channels = {"trunk": trunk, "hidden": Side(f"{prefix}hidden")}
         return bound(self, prefix, self.roles, channels)
 

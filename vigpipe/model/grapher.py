@@ -13,7 +13,7 @@ from vigpipe.config.choices import Norm
 from vigpipe.model import position
 from vigpipe.model.aggregator import AGGREGATORS
 from vigpipe.model.blocks import GraphRule
-from vigpipe.model.graph import check_finite, check_neighbours, knn_graph, reduce_k
+from vigpipe.model.graph import check_finite, knn_graph, reduce_k
 from vigpipe.model.keyed_dropout import Draws, DropPath, uniform
 from vigpipe.model.layer import Layer
 from vigpipe.model.patterns import grid_graph, pattern_graph, window_graph, window_nodes
@@ -59,28 +59,19 @@ class DynamicGraphConv(nn.Module):
         tokens: Tokens | None,
         grid: Grid,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Convolve over the block's graph.
+        """Convolve over the block's graph: (B, H, W, C) -> (B, H, W, 2C).
 
-        Args:
-            x: node features, (B, H, W, C).
-            draws: random choices for the samples, for stochastic dilation.
-            given: graph passed on by the previous block, (B, N, K) int64, if the rule reuses it.
-            bias: (1, N, M), added to squared distances.
-            tokens: access to the nodes of other ranks, if x has only this rank's rows.
-            grid: height and width in nodes of the whole image.
-
-        Returns:
-            Features, (B, H, W, 2C), the graph used, and the graph to pass on to the next block,
-            each (B, N, K) int64.
+        The graphs, (B, N, K) int64, are `given`, passed on by the previous block if the rule reuses
+        it, and in the result the one used and the one to pass on. The bias, (1, N, M), is added to
+        squared distances. Where x has only this rank's rows, `tokens` gives access to the nodes of
+        other ranks; the grid is that of the whole image.
         """
         nodes = x.flatten(1, 2)
         others = shared = None
         if tokens is not None:
             shared = tokens.nodes(grid, self.rule.reduction)
         elif self.rule.reduction > 1:
-            pooled = F.avg_pool2d(
-                x.movedim(-1, 1), self.rule.reduction, self.rule.reduction, ceil_mode=True
-            )
+            pooled = F.avg_pool2d(x.movedim(-1, 1), self.rule.reduction, ceil_mode=True)
             others = pooled.flatten(2).transpose(1, 2)
 
         def build() -> Tensor:
@@ -111,9 +102,7 @@ class DynamicGraphConv(nn.Module):
                 nodes = tokens.whole(x, grid) if self.rule.policy == "window" else x
             return self.build(nodes.flatten(1, 2), None, grid, draws, bias)
         num_candidates = prod(position.pooled_grid(grid, self.rule.reduction))
-        k, dilation = reduce_k(self.rule.k, self.rule.dilation, num_candidates)
-        check_neighbours(k, dilation, num_candidates)
-        ranks = self._ranks(k, dilation, draws, x.device)
+        k, dilation, ranks = self._choice(num_candidates, draws, x.device)
         nearest = partial(shared.nearest, fused=self.fused)
         return region("knn", nearest, x.flatten(1, 2).detach(), k, dilation, bias, ranks)
 
@@ -139,44 +128,37 @@ class DynamicGraphConv(nn.Module):
             k, dilation = reduce_k(rule.k, rule.dilation, window_nodes(*grid))
             return region("knn", window_graph, nodes, grid, k, dilation, rule.shift, self.fused)
         num_candidates = (nodes if others is None else others).shape[1]
-        k, dilation = reduce_k(rule.k, rule.dilation, num_candidates)
-        ranks = self._ranks(k, dilation, draws, nodes.device)
+        k, dilation, ranks = self._choice(num_candidates, draws, nodes.device)
         return region("knn", knn_graph, nodes, k, dilation, True, others, bias, ranks, self.fused)
 
-    def _ranks(
-        self, k: int, dilation: int, draws: Draws | None, device: torch.device
-    ) -> Tensor | None:
+    def _choice(
+        self, num_candidates: int, draws: Draws | None, device: torch.device
+    ) -> tuple[int, int, Tensor | None]:
+        """Return k, dilation, and which of the nearest to keep instead of every dilation-th."""
+        k, dilation = reduce_k(self.rule.k, self.rule.dilation, num_candidates)
         if not self.training or self.rule.stochastic == 0.0 or dilation == 1:
-            return None
+            return k, dilation, None
         if draws is None:
             raise ValueError("stochastic dilation needs the samples' keys: model(x, keys)")
         numbers = uniform(draws.keys.to(device), self.rule.stream, 1 + k * dilation)
         random_ranks = numbers[:, 1:].argsort(dim=-1, stable=True)[:, :k]
         regular_ranks = torch.arange(0, k * dilation, dilation, device=device)
         is_random = numbers[:, :1] < self.rule.stochastic
-        return torch.where(is_random, random_ranks, regular_ranks.expand_as(random_ranks))
+        ranks = torch.where(is_random, random_ranks, regular_ranks.expand_as(random_ranks))
+        return k, dilation, ranks
 
     def extra_repr(self) -> str:
-        """Show the rule."""
         return str(self.rule)
 
 
 class Grapher(nn.Module):
     """Pointwise, graph convolution, pointwise, residual: arXiv:2206.00272, equation 4.
 
-    Args:
-        channels: C.
-        hidden: channels that the graph convolution takes and doubles; C except in a sub-network.
-        rule: how the block gets its graph.
-        aggregator: name of the graph convolution in AGGREGATORS.
-        norm: normalisation after each layer.
-        drop_path: probability that a sample skips this half of the block.
-        stream: stream number of the drop-path mask.
-        grid: height and width in nodes.
-        relative: channels of the positions whose distances in the image are added to the
-            distances in feature space; None for no such table.
-        by_raster: resize that table along the raster of the nodes, as the published code does.
-        rescale: what the last product is multiplied by before its bias is added.
+    The graph convolution takes `hidden` channels and doubles them; these are C except in a
+    sub-network. `relative` are the channels of the positions whose distances in the image are added
+    to the distances in feature space, None for no such table; `by_raster` resizes that table along
+    the raster of the nodes, as the published code does. The last product is multiplied by `rescale`
+    before its bias is added.
     """
 
     relative_pos: Tensor | None
@@ -230,11 +212,7 @@ class Grapher(nn.Module):
     def forward(
         self, x: Tensor, draws: Draws | None, given: Tensor | None
     ) -> tuple[Tensor, BlockGraph, Tensor]:
-        """Run this half of the block; arguments and results are those of `vig.Block`.
-
-        Raises:
-            FloatingPointError: anomaly detection is on and a feature is NaN or infinite.
-        """
+        """Run this half of the block; arguments and results are those of `vig.Block`."""
         # Where x has only this rank's rows, its shape does not tell the grid of the image.
         grid = (x.shape[1], x.shape[2]) if self.tokens is None else self.grid
         y = self.fc1(x)
@@ -253,17 +231,11 @@ class Grapher(nn.Module):
         self.grid = grid
 
     def table_from(self, table: Tensor | None, grid: Grid) -> Tensor:
-        """Return the table that a model on this block's grid should have with some weights.
+        """Return the table, (1, N, M), that this block should have with weights for a grid.
 
         It equals the table that `set_grid` would make after loading the weights on their own grid.
-
-        Args:
-            table: `relative_pos` of the weights; None where they have none.
-            grid: height and width in nodes that the weights are for.
-
-        Returns:
-            (1, N, M), the table itself where it is for this grid. Where the weights have no table,
-            the published code has nothing to interpolate, so `by_raster` keeps the block's own.
+        `table` is that of the weights. Where they have none, the published code has nothing to
+        interpolate, so `by_raster` keeps the block's own.
         """
         own = self.relative_pos
         assert own is not None

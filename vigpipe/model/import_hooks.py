@@ -34,7 +34,6 @@ class _ImportAfter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.awaited, self.module = awaited, module
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:  # noqa: ANN401
-        """Take over the import of the awaited module; leave all others to the other finders."""
         if fullname != self.awaited:
             return None
         sys.meta_path.remove(self)
@@ -45,11 +44,9 @@ class _ImportAfter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Create the awaited module as its own loader does."""
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the awaited module, then import the second module."""
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self.loader
         self.loader.exec_module(module)

@@ -27,15 +27,10 @@ _ONES = (_AT.ones, _AT.ones_like, _AT.new_ones)
 
 @dataclass(frozen=True)
 class Draw:
-    """How a tensor is filled when a model is made.
-
-    Attributes:
-        rule: every number is the same, or they are drawn independently.
-        values: the number; lower and upper bound; or mean and standard deviation.
-    """
+    """How a tensor is filled when a model is made."""
 
     rule: Literal["constant", "uniform", "normal"]
-    values: tuple[float, ...]
+    values: tuple[float, ...]  # the number; lower and upper bound; or mean and standard deviation
 
     def fill(
         self,
@@ -49,14 +44,8 @@ class Draw:
         """Fill a part of a tensor with the numbers that filling the whole tensor gives it.
 
         Numbers are drawn in float32, so that they are the same in every dtype but for rounding.
-
-        Args:
-            target: what to fill, contiguous; its shape differs from `whole` in `dim` only.
-            name: name of the whole tensor, on which the numbers depend.
-            seed: seed of the run.
-            whole: shape of the whole tensor.
-            dim: the dimension of which the target has only some entries; None if it has all.
-            entries: these entries, ascending, int64.
+        They depend on the name. The target is contiguous; its shape differs from `whole`, that of
+        the whole tensor, in `dim` only, of which it has the `entries`, ascending, int64.
         """
         if self.rule == "constant":
             target.detach().fill_(self.values[0])
@@ -79,30 +68,20 @@ class Draw:
         flat = target.detach().view(sum(count for _, count in row_runs), -1)
         memory = torch.empty(TILE * TILE, dtype=torch.float32, device="cpu")
         generator = torch.Generator()
-        tiles_across, first_seed = -(-columns // TILE), _number(seed, name)
+        digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+        tiles_across, first_seed = -(-columns // TILE), int.from_bytes(digest[:8], "little")
         for i, row_pieces in _pieces(row_runs):
             for j, column_pieces in _pieces(column_runs):
                 shape = min(TILE, rows - i * TILE), min(TILE, columns - j * TILE)
                 tile = memory[: shape[0] * shape[1]]
                 # The generator uses only 32 bits of a seed; no two tiles of a tensor share these.
                 generator.manual_seed((first_seed + i * tiles_across + j) % (1 << 32))
-                self._draw(tile, generator)
+                fill = tile.uniform_ if self.rule == "uniform" else tile.normal_
+                fill(*self.values, generator=generator)
                 drawn_tile = tile.view(shape)
                 for tile_rows, flat_rows in row_pieces:
                     for tile_columns, flat_columns in column_pieces:
                         flat[flat_rows, flat_columns] = drawn_tile[tile_rows, tile_columns]
-
-    def _draw(self, tile: Tensor, generator: torch.Generator) -> None:
-        first, second = self.values
-        if self.rule == "uniform":
-            tile.uniform_(first, second, generator=generator)
-        else:
-            tile.normal_(first, second, generator=generator)
-
-
-def _number(seed: int, name: str) -> int:
-    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-    return int.from_bytes(digest[:8], "little")
 
 
 def _pieces(entry_runs: list[tuple[int, int]]) -> Iterator[tuple[int, list[tuple[slice, slice]]]]:
@@ -121,11 +100,10 @@ def _pieces(entry_runs: list[tuple[int, int]]) -> Iterator[tuple[int, list[tuple
 
 
 def drawn(make: Callable[[], nn.Module]) -> dict[str, Draw | None]:
-    """Find out how the model that `make` makes is filled, without memory for its tensors.
+    """Find out how the tensors of the model that `make` makes are filled last, without memory.
 
-    Returns:
-        By name in the state dict: how the tensor was filled last; None for one that was computed,
-        such as positional tables and BatchNorm's counts, or filled in parts.
+    By name in the state dict; None for one that was computed, such as positional tables and
+    BatchNorm's counts, or filled in parts.
     """
     with torch.device("meta"), _Watch() as watch:
         model = make()

@@ -56,21 +56,12 @@ def pair_keys(first: Tensor, second: Tensor) -> Tensor:
     return mixed(mixed(first + signed(GOLDEN)) + second * signed(GOLDEN))
 
 
-def _rounded(rate: float) -> tuple[int, float]:
-    """Return the least lane that is kept, and the factor of what is kept."""
-    num_dropped = min(round(rate * (1 << 16)), (1 << 16) - 1)
-    return num_dropped - (1 << 15), 1.0 / (1.0 - num_dropped / (1 << 16))
-
-
 class KeyedMask(nn.Module):
     """A random mask in training mode, which depends on the samples' keys.
 
     The `forward` of its subclasses raises ValueError where a mask is needed and there are no draws;
-    these may be None in evaluation mode or at rate 0.
-
-    Args:
-        rate: probability that something is left out.
-        stream: stream number, which is different for every mask of the model.
+    these may be None in evaluation mode or at rate 0. The rate is the probability that something is
+    left out; every mask of a model has another stream number.
     """
 
     def __init__(self, rate: float, stream: int) -> None:
@@ -79,11 +70,9 @@ class KeyedMask(nn.Module):
 
     @property
     def is_on(self) -> bool:
-        """Whether there is anything to leave out."""
         return self.training and self.rate > 0.0
 
     def extra_repr(self) -> str:
-        """Show rate and stream."""
         return f"rate={self.rate:.3g}, stream={self.stream}"
 
 
@@ -100,23 +89,18 @@ class ChannelDropout(KeyedMask):
         """Apply the mask: (B, C) -> (B, C); channels that remain are divided by 1 - rate."""
         if not self.is_on:
             return x
-        keys = _needed(draws).keys
-        if isinstance(x, SparseRows):
-            return self._masked_sparse(x, keys)
-        return self.masked(x, keys)
+        return self.masked(x, _needed(draws).keys)
 
-    def masked(self, x: Tensor, keys: Tensor) -> Tensor:
+    def masked(self, x: Rows, keys: Tensor) -> Rows:
         """Apply the mask of these keys, (B,), to x, (B, C)."""
-        rows = mixed(keys.to(x.device) + signed(GOLDEN))
-        threshold, scale = _rounded(self.rate)
-        return dropped(x, rows, self.stream << 32, threshold, scale, fused=self.fused)
-
-    def _masked_sparse(self, x: SparseRows, keys: Tensor) -> SparseRows:
-        rows, places = mixed(keys.to(x.device) + signed(GOLDEN)), x.places
-        threshold, scale = _rounded(self.rate)
-        ends = places.targets, places.indices
-        kept = some_lanes_at_least(rows, self.stream << 32, *ends, threshold)
-        return SparseRows(places, x.values * kept * scale)
+        rows, stream = mixed(keys.to(x.device) + signed(GOLDEN)), self.stream << 32
+        # The rate is rounded: this is the least lane that is kept, and the factor of what is kept.
+        num_dropped = min(round(self.rate * (1 << 16)), (1 << 16) - 1)
+        threshold, scale = num_dropped - (1 << 15), 1.0 / (1.0 - num_dropped / (1 << 16))
+        if isinstance(x, Tensor):
+            return dropped(x, rows, stream, threshold, scale, fused=self.fused)
+        kept = some_lanes_at_least(rows, stream, x.places.targets, x.places.indices, threshold)
+        return SparseRows(x.places, x.values * kept * scale)
 
 
 class KeyedDropout(KeyedMask):
@@ -136,9 +120,7 @@ class DropPath(KeyedMask):
     def forward(self, x: Tensor, draws: "Draws | None") -> Tensor | None:
         """Return what each sample is multiplied by before the residual, x, is added.
 
-        Returns:
-            (B,) of x's dtype, 0 or 1 / (1 - rate); None, which stands for 1, in evaluation mode or
-            at rate 0.
+        (B,) of x's dtype, 0 or 1 / (1 - rate); None, for 1, in evaluation mode or at rate 0.
         """
         if not self.is_on:
             return None
@@ -152,20 +134,13 @@ class Draws(NamedTuple):
 
     Hashing the few numbers of a single block takes some thirty small operators. So `draw` hashes
     the masks of all blocks at once, and a trainer does so on the host for a whole step.
-
-    Attributes:
-        keys: sample keys, (B,) int64.
-        scales: what the samples are multiplied by in each drop-path, (drop-paths, B); None if there
-            is no drop-path.
-        streams: stream number of each drop-path.
     """
 
-    keys: Tensor
-    scales: Tensor | None
-    streams: tuple[int, ...]
+    keys: Tensor  # sample keys, (B,) int64
+    scales: Tensor | None  # factors of the samples, (drop-paths, B); None without drop-path
+    streams: tuple[int, ...]  # of each drop-path
 
     def part(self, start: int, end: int) -> "Draws":
-        """Return the draws of the samples start ... end - 1."""
         scales = None if self.scales is None else self.scales[:, start:end]
         return Draws(self.keys[start:end], scales, self.streams)
 

@@ -49,13 +49,10 @@ class Layer(nn.Sequential):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, residual: Tensor | None = None, sample_scale: Tensor | None = None
     ) -> Tensor:
-        """Run the layer.
+        """Run the layer: (B, ..., C_in) -> (B, ..., C_out).
 
-        Args:
-            x: features, (B, ..., C_in).
-            residual: (B, ..., C_out), added last.
-            sample_scale: (B,) factors that samples are multiplied by before the residual is added;
-                None for 1.
+        The residual is added last. `sample_scale` are factors, (B,), that samples are multiplied by
+        before that; None for 1.
         """
         pointwise, norm = self
         assert isinstance(pointwise, Pointwise)
@@ -73,10 +70,8 @@ class Layer(nn.Sequential):
         return finished(pointwise.apply_weight(x, weight, bias), residual, sample_scale, self.gelu)
 
     def fuse(self) -> "Layer":
-        """Fold the norm into the convolution, as `timm.utils.reparameterize_model` asks for."""
         fold_in_place(self)
         return self
 
     def extra_repr(self) -> str:
-        """Show whether GELU follows the norm."""
         return "gelu" if self.gelu else ""

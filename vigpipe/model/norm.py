@@ -67,12 +67,8 @@ class BatchNorm(nn.Module):
     ) -> Tensor:
         """Normalise, then apply GELU and add a residual if asked to; see `vigpipe.ops.norm`.
 
-        Args:
-            x: features, (B, ..., C).
-            residual: tensor of x's shape that is added last.
-            sample_scale: (B,) factors that samples are multiplied by before the residual is added.
-            gelu: apply GELU after the norm.
-            before: in training, the bias of the layer before, (C,), which x was made without.
+        `sample_scale` are factors, (B,), that samples are multiplied by before the residual is
+        added; `before` is, in training, the bias of the layer before, which x was made without.
         """
         if not self.training:
             rows = x.reshape(-1, x.shape[-1])
@@ -100,15 +96,17 @@ class BatchNorm(nn.Module):
     def record(self, stats: Tensor) -> None:
         """Record the statistics of a micro-batch: update the running ones now or after the step.
 
-        A forward that repeats an earlier one (`model.recompute`) is not counted again.
-
-        Args:
-            stats: count, mean and sum of squared deviations of each channel, (3, C) float64.
+        `stats` are count, mean and sum of squared deviations of each channel, (3, C) float64. A
+        forward that repeats an earlier one (`model.recompute`) is not counted again.
         """
         if is_recomputing():
             return
         if self.pending is None or self.num_pending is None:
-            self.update(*stats)
+            count, mean, deviation = stats
+            unbiased = deviation / (count - 1).clamp(min=1)
+            self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
+            self.running_var.lerp_(unbiased.to(self.running_var), self.momentum)
+            self.num_batches_tracked += 1
         else:
             self.pending.index_copy_(0, self.num_pending, stats[None])
             self.num_pending += 1
@@ -116,12 +114,8 @@ class BatchNorm(nn.Module):
     def next_stats(self) -> tuple[Tensor, Tensor]:
         """Return where an operator may write a micro-batch's statistics; then call `recorded`.
 
-        Returns:
-            (n, 3, C) float64, and the index below n to write at, a scalar int64. The operator adds
-            one to the index.
-
-        Raises:
-            IndexError: the step already has as many micro-batches as were announced.
+        That is (n, 3, C) float64, and the index below n to write at, a scalar int64, to which the
+        operator adds one. IndexError if the step already has as many as were announced.
         """
         if self.pending is None or self.num_pending is None or is_recomputing():
             device = self.weight.device
@@ -136,19 +130,7 @@ class BatchNorm(nn.Module):
         if stats is not self.pending:
             self.record(stats[0])
 
-    @torch.no_grad()
-    def update(self, count: Tensor, mean: Tensor, deviation: Tensor) -> None:
-        """Update the running statistics once: running += momentum * (statistics - running).
-
-        The arguments are the statistics of each channel, (C,); see `record`.
-        """
-        unbiased = deviation / (count - 1).clamp(min=1)
-        self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
-        self.running_var.lerp_(unbiased.to(self.running_var), self.momentum)
-        self.num_batches_tracked += 1
-
     def extra_repr(self) -> str:
-        """Show channels, eps and momentum."""
         return f"{self.weight.numel()}, eps={self.eps}, momentum={self.momentum}"
 
 
@@ -165,7 +147,10 @@ def fold_norm(weight: Tensor, bias: Tensor, norm: BatchNorm) -> tuple[Tensor, Te
 
 @torch.no_grad()
 def fold_in_place(layers: nn.Sequential, index: int = 0) -> None:
-    """Fold the BatchNorm at index + 1 into the layer at index, and replace it by an Identity."""
+    """Fold the BatchNorm at index + 1 into the layer at index, and replace it by an Identity.
+
+    The modules' `fuse`, which `timm.utils.reparameterize_model` calls, does so.
+    """
     layer: Any = layers[index]
     norm = layers[index + 1]
     if isinstance(norm, BatchNorm):
@@ -207,16 +192,10 @@ def make_norm(kind: Norm, num_channels: int) -> nn.Module:
 
 
 def merge_stats(stats: Tensor) -> Tensor:
-    """Merge the statistics of disjoint sets of values, in the given order.
+    """Merge the statistics of disjoint sets of values, in the given order: (sets, 3, C) -> (3, C).
 
-    Chan, Golub, LeVeque 1983, "Algorithms for computing the sample variance", equation 2.1.
-
-    Args:
-        stats: (sets, 3, C) float64: count, mean and sum of squared deviations of each set and
-            channel; a set may be empty.
-
-    Returns:
-        The stats of the union, (3, C).
+    Chan, Golub, LeVeque 1983, "Algorithms for computing the sample variance", equation 2.1. The
+    statistics are those of `BatchNorm.record`; a set may be empty.
     """
     count, mean, deviation = stats[0].clone()
     for other_count, other_mean, other_deviation in stats[1:]:
@@ -237,11 +216,7 @@ class PooledStatistics:
 
     Each micro-batch is normalised with its own statistics. The running statistics are updated once
     per step with those of the global batch, so they are the same on every replica and however the
-    batch is cut.
-
-    Args:
-        stages: the modules whose BatchNorms are pooled, in order; all have the same momentum.
-        num_microbatches: M, micro-batches of a step.
+    batch is cut. All BatchNorms of the stages have the same momentum.
     """
 
     def __init__(self, stages: Iterable[nn.Module], num_microbatches: int) -> None:
@@ -265,9 +240,8 @@ class PooledStatistics:
     def take(self) -> Tensor:
         """Return the statistics of this step's micro-batches, and start collecting the next step's.
 
-        Returns:
-            (M, 3, channels) float64, with the channels of all norms side by side; zeros for
-            micro-batches without samples, which are a step's last ones and never reach a norm.
+        They are (M, 3, channels) float64, with the channels of all norms side by side; zeros for
+        micro-batches without samples, which are a step's last ones and never reach a norm.
         """
         # `cat` needs a tensor where the stages have no norms.
         stats = torch.cat((self._no_channels, *self._pending), 2)
@@ -279,9 +253,8 @@ class PooledStatistics:
     def update(self, stats: Tensor, momentum: float | None = None) -> None:
         """Update the running statistics once with the statistics of all micro-batches of a step.
 
-        Args:
-            stats: what `take` returned on all D replicas, (D * M, 3, channels).
-            momentum: weight of the new statistics; by default that of the norms.
+        These are what `take` returned on all D replicas, (D * M, 3, channels). The momentum, by
+        default that of the norms, is the weight of the new statistics.
         """
         if not self.norms:
             return

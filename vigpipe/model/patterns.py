@@ -10,18 +10,12 @@ SPACING = 2  # rows or columns from one neighbour to the next in SVGA's pattern
 
 
 def grid_graph(height: int, width: int, device: torch.device) -> Tensor:
-    """Connect each node to its 3x3 window, itself included.
+    """Connect each node to its 3x3 window, itself included: (N, K) int64, for nodes by raster.
 
     At the border the window is moved into the image, so all nodes have the same number of distinct
-    neighbours.
-
-    Returns:
-        (N, K) int64 for the N = H * W nodes in raster order, K = min(3, H) * min(3, W).
+    neighbours, K = min(3, H) * min(3, W).
     """
-    rows = _window_starts(height, device).unsqueeze(1) + torch.arange(min(3, height), device=device)
-    columns = _window_starts(width, device).unsqueeze(1) + torch.arange(
-        min(3, width), device=device
-    )
+    rows, columns = _near(height, device), _near(width, device)
     graph = rows[:, None, :, None] * width + columns[None, :, None, :]  # (H, W, 3, 3)
     return graph.flatten(2).flatten(0, 1)
 
@@ -31,8 +25,10 @@ def grid_neighbours(height: int, width: int) -> int:
     return min(3, height) * min(3, width)
 
 
-def _window_starts(length: int, device: torch.device) -> Tensor:
-    return (torch.arange(length, device=device) - 1).clamp(0, max(length - 3, 0))
+def _near(length: int, device: torch.device) -> Tensor:
+    """Return the three positions around each position of an axis, (length, 3)."""
+    starts = (torch.arange(length, device=device) - 1).clamp(0, max(length - 3, 0))
+    return starts.unsqueeze(1) + torch.arange(min(3, length), device=device)
 
 
 def pattern_graph(height: int, width: int, device: torch.device) -> Tensor:
@@ -40,10 +36,7 @@ def pattern_graph(height: int, width: int, device: torch.device) -> Tensor:
 
     Munir et al. 2023 (arXiv:2307.00395). A node's neighbours are the node itself, then the nodes of
     its row that are 2, 4, ... columns to the right, then those of its column 2, 4, ... rows below;
-    both wrap around the edges of the image.
-
-    Returns:
-        (N, K) int64, K = 1 + (W - 1) // 2 + (H - 1) // 2.
+    both wrap around the edges of the image: (N, K) int64, K = 1 + (W - 1) // 2 + (H - 1) // 2.
     """
     row = torch.arange(height, device=device).view(-1, 1, 1)
     column = torch.arange(width, device=device).view(1, -1, 1)
@@ -110,11 +103,7 @@ def window_graph(
 ) -> Tensor:
     """Connect each node of (B, N, C) to its k nearest neighbours within its window.
 
-    Returns:
-        Indices of nodes in the whole image, (B, N, K) int64.
-
-    Raises:
-        InputError: k * dilation exceeds the nodes of a window.
+    The result, (B, N, K) int64, are indices of nodes in the whole image.
     """
     members, positions = windows(*grid, shift, x.device)
     num_windows, size = members.shape

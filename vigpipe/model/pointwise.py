@@ -47,7 +47,6 @@ class Pointwise(nn.Module):
         return y if bias is None else y.add_(bias.to(y.dtype))
 
     def extra_repr(self) -> str:
-        """Show channels and groups."""
         out_channels, in_channels = self.weight.shape[:2]
         factor = "" if self.factor == 1.0 else f", factor={self.factor:g}"
         return f"{in_channels * self.groups}, {out_channels}, groups={self.groups}{factor}"

@@ -36,14 +36,7 @@ def relative_distance(
     candidate. With `base`, the positions of the nodes are scaled to the range of that grid, so that
     a table for larger images keeps its meaning relative to the image.
 
-    Args:
-        channels: C, a multiple of 4.
-        grid: height and width in nodes.
-        reduction: r, nodes along a side of a candidate.
-        base: grid whose range the positions span; by default the grid itself.
-
-    Returns:
-        The table for N nodes and M candidates, (1, N, M) float32.
+    With C channels, a multiple of 4, and r the reduction, it is (1, N, M) float32.
     """
     table = _sine_cosine(channels, grid, base or grid)
     pooled = table

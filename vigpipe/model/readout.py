@@ -48,11 +48,7 @@ class Readout(nn.Sequential):
         self.reset(num_classes, pool)
 
     def reset(self, num_classes: int, pool: Literal["avg", ""]) -> None:
-        """Replace the last layer by a new one with random weights, and set how nodes are pooled.
-
-        Raises:
-            ValueError: pool is neither `avg` nor empty.
-        """
+        """Replace the last layer by a new one with random weights, and set how nodes are pooled."""
         if pool not in ("avg", ""):
             raise ValueError(f"global_pool is 'avg' or '' (got {pool!r})")
         widen = self[0]
@@ -62,18 +58,15 @@ class Readout(nn.Sequential):
         self[4] = classify.to(widen.weight.device, widen.weight.dtype).train(self.training)
 
     def fuse(self) -> "Readout":
-        """Fold the norm into the first layer, as `timm.utils.reparameterize_model` asks for."""
         fold_in_place(self)
         return self
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, draws: Draws | None, pre_logits: bool = False
     ) -> Tensor:
-        """Classify nodes, (B, H, W, C).
+        """Classify nodes: (B, H, W, C) -> (B, num_classes); without pooling (B, H, W, ...).
 
-        Returns:
-            (B, num_classes), or the hidden layer, (B, 1024), with `pre_logits`; without pooling
-            (B, H, W, ...).
+        With `pre_logits`, the result is the hidden layer, (B, 1024).
         """
         widen, norm, act, dropout, classify = self
         if self.pool:

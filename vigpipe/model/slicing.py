@@ -28,17 +28,11 @@ INPUT = "input"  # the group of the channels of a model's input, where they are 
 
 @dataclass(frozen=True)
 class Side:
-    """A dimension of a tensor whose entries belong to the channels of a group.
-
-    Attributes:
-        group: name of the group.
-        repeats: how often all channels come, one time after the other.
-        run: number of neighbouring entries that belong to a channel.
-    """
+    """A dimension of a tensor whose entries belong to the channels of a group."""
 
     group: str
-    repeats: int = 1
-    run: int = 1
+    repeats: int = 1  # how often all channels come, one time after the other
+    run: int = 1  # number of neighbouring entries that belong to a channel
 
     def entries(self, channels: Tensor, num_channels: int) -> Tensor:
         """Return the entries that belong to some of a group's channels.
@@ -78,11 +72,8 @@ def bound(
 ) -> dict[str, Sides]:
     """Replace the roles of a module's tensors by sides; leave out those of tensors that it lacks.
 
-    Args:
-        module: the module.
-        prefix: what its tensors' names begin with in the model, and in the result.
-        roles: those of all tensors that such modules may have.
-        channels: the side that each role stands for; None for dimensions that stay whole.
+    The prefix is what the tensors' names begin with in the model, and in the result. `channels` has
+    the side that each role stands for; None for dimensions that stay whole.
     """
     present = module.state_dict().keys()
     return {
@@ -93,11 +84,7 @@ def bound(
 
 
 def divided_width(channels: int, num: int, where: str) -> int:
-    """Return how many channels each of `num` sub-models has; `where` names them in the error.
-
-    Raises:
-        InputError: `num` does not divide the channels.
-    """
+    """Return how many channels each of `num` sub-models has; InputError names them by `where`."""
     if channels % num:
         raise InputError(
             f"--dp {num}: {num} sub-networks cannot equally share the {channels} channels of "
@@ -108,25 +95,16 @@ def divided_width(channels: int, num: int, where: str) -> int:
 
 @dataclass(frozen=True)
 class Slicing:
-    """The table of a model.
+    """The table of a model."""
 
-    Attributes:
-        sizes: number of channels of each group, by its name.
-        sides: of each tensor of the state dict, by its name.
-    """
-
-    sizes: Mapping[str, int]
-    sides: Mapping[str, Sides]
+    sizes: Mapping[str, int]  # number of channels of each group, by its name
+    sides: Mapping[str, Sides]  # of each tensor of the state dict, by its name
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], sides: Mapping[str, Sides]) -> "Slicing":
         """Make a table, and read from the tensors how many channels the groups have.
 
         The tensors are the state dict of the wide model or of a stage of it; they may be on meta.
-
-        Raises:
-            ValueError: a tensor has no entry, an entry no tensor, or the lengths of dimensions
-                contradict one another.
         """
         if unlike := sorted(tensors.keys() ^ sides.keys()):
             raise ValueError(f"either no tensor or no sides: {', '.join(unlike)}")
@@ -149,10 +127,7 @@ class Slicing:
         return tuple(length if side is None else length // num for length, side in pairs)
 
     def owned_entries(self, name: str, num: int, owner: int) -> Tensor:
-        """Return which entries, in its dimension `owned`, an owner stores of a tensor with a side.
-
-        They are those of the owner's `block` of channels.
-        """
+        """Return the entries of an owner's `block` of channels in a tensor's dimension `owned`."""
         _, side, size = self.owned_side(name)
         return side.entries(torch.tensor(block(size, num, owner)), size)
 
@@ -165,9 +140,9 @@ class Slicing:
         return dim, side, self.sizes[side.group]
 
     def owned(self, name: str) -> int | None:
-        """Return the dimension of a tensor that is divided among its owners.
+        """Return the dimension of a tensor that is divided among its owners: the first with a side.
 
-        It is the first one with a side; None if the tensor has none, so that all owners store it.
+        None if the tensor has none, so that all owners store it.
         """
         return next((i for i, side in enumerate(self.sides[name]) if side is not None), None)
 

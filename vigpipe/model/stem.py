@@ -50,7 +50,6 @@ class ConvStem(nn.Module):
         return x.movedim(1, -1).contiguous()  # copies nothing either
 
     def fuse(self) -> "ConvStem":
-        """Fold the norms into the convolutions, as `timm.utils.reparameterize_model` asks for."""
         for i in range(0, len(self.convs), 3):
             fold_in_place(self.convs, i)
         return self
@@ -76,7 +75,6 @@ class Downsample(nn.Module):
         return norm(conv(x.movedim(-1, 1)).movedim(1, -1).contiguous())
 
     def fuse(self) -> "Downsample":
-        """Fold the norm into the convolution."""
         fold_in_place(self.conv)
         return self
 

@@ -5,7 +5,7 @@ neighbours on the grid. Widths, order of layers, parameter names and the missing
 before the graph convolution are as in the study.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from vigpipe.model.aggregate import neighbour_sum
 from vigpipe.model.graph import check_finite, check_neighbours, knn_graph
 from vigpipe.model.keyed_dropout import Draws, DropPath, KeyedDropout
 from vigpipe.model.norm import NORM_ROLES, BatchNorm, apply_norm, make_norm
+from vigpipe.model.position import Grid
 from vigpipe.model.recompute import build_or_replay
 from vigpipe.model.regions import region
 from vigpipe.model.slicing import (
@@ -46,7 +47,7 @@ class GraphConv(nn.Module):
     the grid of pixels, `knn` to the 8 nearest other nodes in feature space.
     """
 
-    def __init__(self, channels: int, graph: Graph, grid: tuple[int, int]) -> None:
+    def __init__(self, channels: int, graph: Graph, grid: Grid) -> None:
         super().__init__()
         self.graph, self.grid = graph, grid
         self.detect_anomaly = ""  # name of the block for the error; empty switches the check off
@@ -76,16 +77,27 @@ class StudyHalf(nn.Module):
     """Half of a block: widen, convolve over the graph or not, GELU, narrow, residual.
 
     The fused version never holds the whole hidden layer in memory. `rescale` multiplies the last
-    product before its bias is added.
+    product before its bias is added. `graph` has the arguments of the graph convolution, if any.
     """
 
     fused = True
     roles: ClassVar[Roles]
-    fc1: nn.Sequential
-    graph_conv: GraphConv | None
-    fc2: nn.Sequential
-    drop_path: DropPath
-    rescale: float
+
+    def __init__(
+        self,
+        channels: int,
+        hidden: int,
+        norm: Norm,
+        drop_path: float,
+        stream: int,
+        rescale: float = 1.0,
+        graph: tuple[Graph, Grid] | None = None,
+    ) -> None:
+        super().__init__()
+        self.fc1 = nn.Sequential(nn.Linear(channels, hidden), make_norm(norm, hidden))
+        self.graph_conv = None if graph is None else GraphConv(hidden, *graph)
+        self.fc2 = nn.Sequential(nn.Linear(hidden, channels), make_norm(norm, channels))
+        self.drop_path, self.rescale = DropPath(drop_path, stream), rescale
 
     def forward(self, x: Tensor, draws: Draws | None) -> Tensor:
         """Run this half of the block: (B, N, C) -> (B, N, C)."""
@@ -164,23 +176,6 @@ class StudyGrapher(StudyHalf):
         **within("fc2.", _LINEAR_AND_NORM, {"in": "out", "out": "trunk"}),
     }
 
-    def __init__(
-        self,
-        channels: int,
-        hidden: int,
-        graph: Graph,
-        grid: tuple[int, int],
-        norm: Norm,
-        drop_path: float,
-        stream: int,
-        rescale: float = 1.0,
-    ) -> None:
-        super().__init__()
-        self.fc1 = nn.Sequential(nn.Linear(channels, hidden), make_norm(norm, hidden))
-        self.graph_conv = GraphConv(hidden, graph, grid)
-        self.fc2 = nn.Sequential(nn.Linear(hidden, channels), make_norm(norm, channels))
-        self.drop_path, self.rescale = DropPath(drop_path, stream), rescale
-
 
 class StudyFFN(StudyHalf):
     """The half of a block that transforms every node separately."""
@@ -189,21 +184,6 @@ class StudyFFN(StudyHalf):
         **within("fc1.", _LINEAR_AND_NORM, {"in": "trunk", "out": "hidden"}),
         **within("fc2.", _LINEAR_AND_NORM, {"in": "hidden", "out": "trunk"}),
     }
-
-    def __init__(
-        self,
-        channels: int,
-        hidden: int,
-        norm: Norm,
-        drop_path: float,
-        stream: int,
-        rescale: float = 1.0,
-    ) -> None:
-        super().__init__()
-        self.fc1 = nn.Sequential(nn.Linear(channels, hidden), make_norm(norm, hidden))
-        self.graph_conv = None
-        self.fc2 = nn.Sequential(nn.Linear(hidden, channels), make_norm(norm, channels))
-        self.drop_path, self.rescale = DropPath(drop_path, stream), rescale
 
 
 class StudyBlock(nn.Module):
@@ -235,7 +215,7 @@ class VigStudy(StagedModel):
         self,
         num_classes: int = 10,
         in_chans: int = 3,
-        img_size: tuple[int, int] = (32, 32),
+        img_size: Grid = (32, 32),
         norm: Norm = "batch",
         drop_path_rate: float = 0.0,
         drop_rate: float = 0.0,
@@ -254,7 +234,7 @@ class VigStudy(StagedModel):
         for i in range(NUM_BLOCKS):
             rate = drop_path_rate * i / (NUM_BLOCKS - 1)
             self.blocks[str(i)] = StudyBlock(
-                StudyGrapher(in_chans, conv, graph, img_size, norm, rate, 2 * i, rescale),
+                StudyGrapher(in_chans, conv, norm, rate, 2 * i, rescale, (graph, img_size)),
                 StudyFFN(in_chans, hidden, norm, rate, 2 * i + 1, rescale),
             )
         self.fc1 = nn.Linear(in_chans, 1024)
@@ -262,17 +242,13 @@ class VigStudy(StagedModel):
         self.dropout = KeyedDropout(drop_rate, stream=2 * NUM_BLOCKS)
 
     def boundary_shape(self, block: int) -> tuple[int, ...]:
-        """Return (N, C), which is the same before every block and before the readout."""
         return self.img_size[0] * self.img_size[1], self.in_chans
 
     def slicing(self, partition_input: bool = False, divided: Divided = "inner") -> Slicing:
-        """Return which sides of the tensors belong to which channels; see `StagedModel.slicing`.
+        """Make the table of `StagedModel.slicing`.
 
         Every Grapher has two groups, `x` and `out`, what its graph convolution takes and gives; and
         every FFN one, `hidden`. The trunk has the channels of the images, and stays whole.
-
-        Raises:
-            ValueError: `partition_input` is set, or `divided` is not inner.
         """
         if partition_input or divided != "inner":
             raise ValueError("vig_study's trunk has the channels of the images; it stays whole")
@@ -289,11 +265,8 @@ class VigStudy(StagedModel):
         return Slicing.of(self.state_dict(), sides)
 
     def set_detect_anomaly(self, enable: bool) -> None:
-        """Make `knn` graphs raise FloatingPointError on NaN or infinite features, or stop that."""
         for index, block in self.blocks.items():
-            assert isinstance(block, StudyBlock)
-            conv = block.grapher.graph_conv
-            assert conv is not None
+            conv: Any = block.get_submodule("grapher.graph_conv")
             conv.detect_anomaly = f"block {index}" if enable else ""
 
     def embed(self, images: Tensor) -> Tensor:

@@ -41,15 +41,10 @@ class Block(nn.Sequential):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, draws: Draws | None, given: Tensor | None
     ) -> tuple[Tensor, BlockGraph, Tensor]:
-        """Run the block.
+        """Run the block: (B, H, W, C) -> (B, H, W, C), the graph used, and the one to pass on.
 
-        Args:
-            x: node features, (B, H, W, C).
-            draws: random choices for the samples; None in evaluation mode.
-            given: graph passed on by the previous block, (B, N, K) int64, if this block reuses it.
-
-        Returns:
-            Features, (B, H, W, C), the graph used, and the graph to pass on to the next block.
+        `given` is the graph that the previous block passes on, (B, N, K) int64, if this block
+        reuses it. The draws are None in evaluation mode.
         """
         grapher, ffn = self
         x, graph, following = region("grapher", grapher, x, draws, given)
@@ -133,13 +128,8 @@ class VisionGnn(StagedModel):
         strides = stem_strides(len(shape.stem), stride)
         img_size = _pair(shape.img_size if img_size is None else img_size)
         grid = reduced(img_size, strides)
-        specs_on = partial(
-            make_block_specs,
-            shape,
-            graph=graph,
-            aggregator=aggregator,
-            stochastic=stochastic_dilation,
-        )
+        choices = {"graph": graph, "aggregator": aggregator, "stochastic": stochastic_dilation}
+        specs_on = partial(make_block_specs, shape, **choices)
         specs = specs_on(grid)
         super().__init__(len(specs), num_classes)
         self.shape, self.in_chans, self.img_size = shape, in_chans, img_size
@@ -255,11 +245,10 @@ class VisionGnn(StagedModel):
         return torch.cat((x, graph.unflatten(1, x.shape[1:3]).to(x.dtype)), dim=-1)
 
     def read_out(self, x: Tensor, draws: Draws | None) -> Tensor:
-        """Run the readout: (B, H, W, C) -> (B, num_classes)."""
         return self.prediction(x, draws)
 
     def slicing(self, partition_input: bool = False, divided: Divided = "inner") -> Slicing:
-        """Return which sides of the tensors belong to which channels; see `StagedModel.slicing`.
+        """Make the table of `StagedModel.slicing`.
 
         Every Grapher has two groups, `x` and `out`, what its graph convolution takes and gives; and
         every FFN one, `hidden`. With `tied` there are also `trunk.0`, the channels between the
@@ -269,9 +258,6 @@ class VisionGnn(StagedModel):
         Tables of relative positions stay whole. They are added to distances between features of
         unit length, so they weigh the same for any number of channels. But a sub-network chooses
         neighbours by its own channels, so its graphs are not the merged model's.
-
-        Raises:
-            ValueError: `partition_input` is set, but images have few channels.
         """
         if partition_input:
             raise ValueError("the channels of images are not divided among sub-networks")
@@ -303,7 +289,6 @@ class VisionGnn(StagedModel):
         return Slicing.of(self.state_dict(), sides)
 
     def set_detect_anomaly(self, enable: bool) -> None:
-        """Make kNN graphs raise FloatingPointError on NaN or infinite features, or stop that."""
         for name, grapher in self._graphers():
             grapher.detect_anomaly = f"block {name}" if enable else ""
 

@@ -44,7 +44,6 @@ class AttentionLayer(GraphLayer):
         return edges.attention_sum(shares, values)
 
     def update(self, total: Tensor, own: AnyFeatures) -> Tensor:
-        """Add the bias: (m, C') -> (m, C')."""
         return total + self.bias
 
 
@@ -66,19 +65,15 @@ class GatLayer(AttentionLayer):
     ) -> None:
         super().__init__(out_channels, setting, heads)
         self.lin = glorot_linear(in_channels, out_channels, bias=False)
-        self.att_src = nn.Parameter(torch.empty(1, heads, self.head_channels))
-        self.att_dst = nn.Parameter(torch.empty(1, heads, self.head_channels))
-        glorot(self.att_src)
-        glorot(self.att_dst)
+        self.att_src = nn.Parameter(glorot(torch.empty(1, heads, self.head_channels)))
+        self.att_dst = nn.Parameter(glorot(torch.empty(1, heads, self.head_channels)))
 
     def messages(self, x: AnyFeatures) -> Tensor:
-        """Return what nodes send: (n, C) -> (n, C')."""
         return linear(x, self.lin.weight, fused=self.fused)
 
     def aggregate(
         self, messages: Tensor, own: AnyFeatures, edges: Edges, keys: Tensor | None
     ) -> Tensor:
-        """Sum what the edges bring, with weights by attention: (m, C')."""
         edges = edges.with_loops()
         ends = messages @ torch.cat(
             [columns_of_heads(att[0]) for att in (self.att_src, self.att_dst)], 1
@@ -114,17 +109,14 @@ class Gatv2Layer(AttentionLayer):
         super().__init__(out_channels, setting, heads)
         self.lin_l = glorot_linear(in_channels, out_channels, bias=True)
         self.lin_r = glorot_linear(in_channels, out_channels, bias=True)
-        self.att = nn.Parameter(torch.empty(1, heads, self.head_channels))
-        glorot(self.att)
+        self.att = nn.Parameter(glorot(torch.empty(1, heads, self.head_channels)))
 
     def messages(self, x: AnyFeatures) -> Tensor:
-        """Return what nodes send: (n, C) -> (n, C')."""
         return linear(x, self.lin_l.weight, self.lin_l.bias, fused=self.fused)
 
     def aggregate(
         self, messages: Tensor, own: AnyFeatures, edges: Edges, keys: Tensor | None
     ) -> Tensor:
-        """Sum what the edges bring, with weights by attention: (m, C')."""
         edges = edges.with_loops()
         right = linear(own, self.lin_r.weight, self.lin_r.bias, fused=self.fused)
         shares = edges.edge_softmax(edges.pair_scores(messages, right, self.att[0], SLOPE))

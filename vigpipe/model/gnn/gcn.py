@@ -28,22 +28,18 @@ class GcnLayer(GraphLayer):
         self.bias = nn.Parameter(torch.zeros(out_channels))
 
     def messages(self, x: AnyFeatures) -> Tensor:
-        """Return what nodes send: (n, C) -> (n, M)."""
         return linear(x, self.lin.weight, fused=self.fused) if self._multiplies_first(x) else x
 
     def aggregate(
         self, messages: Tensor, own: AnyFeatures, edges: Edges, keys: Tensor | None
     ) -> Tensor:
-        """Sum what edges and a self-loop bring, with normalised weights: (m, M)."""
         bias = self.bias if self._multiplies_first(own) else None
         return edges.with_loops().sums(messages, "gcn", bias)
 
     def update(self, total: Tensor, own: AnyFeatures) -> Tensor:
-        """Multiply, unless the messages were products already: (m, M) -> (m, C')."""
         return total if self._multiplies_first(own) else linear(total, self.lin.weight, self.bias)
 
     def joined(self, x: AnyFeatures, own: AnyFeatures, edges: Edges) -> Tensor:
-        """Ask for sum and product together; see `GraphLayer.joined`."""
         edges, weight, bias = edges.with_loops(), self.lin.weight, self.bias
         if self._multiplies_first(x):
             return edges.product_then_sums(x, weight, "gcn", bias)

@@ -29,28 +29,23 @@ class Gcn2Layer(GraphLayer):
     def __init__(self, width: int, setting: Setting) -> None:
         super().__init__(setting)
         self.width, self.beta = width, math.log(THETA / (setting.index + 1) + 1)
-        self.weight1 = nn.Parameter(torch.empty(width, width))
-        glorot(self.weight1)
+        self.weight1 = nn.Parameter(glorot(torch.empty(width, width)))
 
     def dropped(self, x: AnyFeatures, draws: Draws | None) -> AnyFeatures:
-        """Apply dropout to h: (n, 2C) -> (n, 2C)."""
         if not self.dropout.is_on:
             return x
         h, first = x.split(self.width, dim=1)
         return torch.cat((self.dropout(h, draws), first), dim=1)
 
     def messages(self, x: AnyFeatures) -> Tensor:
-        """Return what nodes send, h: (n, 2C) -> (n, C)."""
         return x[:, : self.width]
 
     def aggregate(
         self, messages: Tensor, own: AnyFeatures, edges: Edges, keys: Tensor | None
     ) -> Tensor:
-        """Sum what the edges and a self-loop bring, with normalised weights: (m, C)."""
         return edges.with_loops().sums(messages, "gcn")
 
     def update(self, total: Tensor, own: AnyFeatures) -> Tensor:
-        """Mix in the first features, and multiply by the weights: (m, C), (m, 2C) -> (m, C)."""
         z = (1 - ALPHA) * total + ALPHA * own[:, self.width :]
         return torch.addmm(z, z, self.weight1, beta=1 - self.beta, alpha=self.beta)
 

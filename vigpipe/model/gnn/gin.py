@@ -36,25 +36,21 @@ class GinLayer(GraphLayer):
         self.nn = nn.ModuleDict({"lins": nn.ModuleList(linears)})
 
     def messages(self, x: AnyFeatures) -> Tensor:
-        """Return what nodes send: (n, C) -> (n, M)."""
         first, _ = self._linears
         return linear(x, first.weight, fused=self.fused) if self._multiplies_first(x) else x
 
     def aggregate(
         self, messages: Tensor, own: AnyFeatures, edges: Edges, keys: Tensor | None
     ) -> Tensor:
-        """Sum what the edges bring, and the node itself: (m, M)."""
         itself = (1 + self.eps) * edges.own(messages)
         return edges.sums(messages, "ones", itself)
 
     def update(self, total: Tensor, own: AnyFeatures) -> Tensor:
-        """Run what is left of the MLP: (m, M) -> (m, C')."""
         first, second = self._linears
         hidden = total + first.bias if self._multiplies_first(own) else first(total)
         return second(hidden.relu())
 
     def joined(self, x: AnyFeatures, own: AnyFeatures, edges: Edges) -> Tensor:
-        """Ask for the sum and the first product together; see `GraphLayer.joined`."""
         first, second = self._linears
         if self._multiplies_first(x):
             product = x, first.weight

@@ -20,19 +20,12 @@ from vigpipe.ops.masked import relu
 
 @dataclass(frozen=True)
 class Setting:
-    """The arguments that every kind of layer takes.
+    """The arguments that every kind of layer takes."""
 
-    Attributes:
-        index: index of the layer, counted from 0, which its random masks depend on.
-        dropout: dropout rate of the layer's input, and of attention coefficients.
-        norm: norm after the update.
-        activation: activation after the norm; None for none.
-    """
-
-    index: int
-    dropout: float
-    norm: nn.Module
-    activation: Callable[[Tensor], Tensor] | None
+    index: int  # of the layer, counted from 0; its random masks depend on it
+    dropout: float  # rate of the layer's input, and of attention coefficients
+    norm: nn.Module  # after the update
+    activation: Callable[[Tensor], Tensor] | None  # after the norm
 
 
 class Relu(nn.Module):
@@ -41,7 +34,6 @@ class Relu(nn.Module):
     fused = True
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return max(x, 0), of x's shape."""
         return relu(x, fused=self.fused)
 
 
@@ -50,16 +42,13 @@ class GraphLayer(nn.Module):
 
     Every node sends a message, which follows from its features alone; a node aggregates the
     messages that its edges bring, and the update makes its new features.
-
-    Attributes:
-        roles: for each dimension of the layer's own tensors, the channels it has: those that come
-            in, go out, belong to a head (`head`) or to a hidden layer (`hidden`), or None.
-        joins: whether the layer has a sum and a product that `joined` can ask for together.
     """
 
     fused = True
+    # The channels of the layer's own tensors: those that come `in`, go `out`, or belong to a `head`
+    # or a `hidden` layer.
     roles: ClassVar[Roles] = {}
-    joins = False
+    joins = False  # the layer has a sum and a product that `joined` can ask for together
 
     def __init__(self, setting: Setting) -> None:
         super().__init__()
@@ -67,16 +56,10 @@ class GraphLayer(nn.Module):
         self.dropout = ChannelDropout(setting.dropout, stream=2 * setting.index)
 
     def forward(self, x: AnyFeatures, draws: Draws | None, adjacency: Adjacency | Edges) -> Tensor:
-        """Run the layer.
+        """Run the layer: (n, C) -> (m, C'), for the first m nodes, in which the edges end.
 
-        Args:
-            x: node features, (n, C).
-            draws: random choices for the nodes; None in evaluation mode.
-            adjacency: edges between the nodes, or what stands for them where several ranks share a
-                graph. The edges end in the first m nodes.
-
-        Returns:
-            New features of these m nodes, (m, C').
+        The draws are None in evaluation mode. `Edges` stand for the adjacency where several ranks
+        share a graph.
         """
         x, edges = self.dropped(x, draws), self._edges(adjacency)
         keys = None if draws is None else draws.keys
@@ -114,11 +97,7 @@ class GraphLayer(nn.Module):
         return None
 
     def received(self, messages: Tensor, own: AnyFeatures, adjacency: Adjacency) -> Tensor:
-        """Aggregate messages and update the nodes that they go to, in evaluation mode.
-
-        From the messages of n sources, (n, M), and the features of m targets, (m, C), it makes new
-        features, (m, C').
-        """
+        """Aggregate messages, (n, M), and update the targets, (m, C), in evaluation mode."""
         edges = self._edges(adjacency)
         total = region("aggregation", self.aggregate, messages, own, edges, None)
         return region("update", self._finished, total, own, edges)
@@ -154,28 +133,24 @@ class GraphLayer(nn.Module):
     def joined(self, x: AnyFeatures, own: AnyFeatures, edges: Edges) -> Tensor:
         """Do what `messages`, `aggregate` and `update` do, with sum and product asked for together.
 
-        From the features of the sources, (n, C), after dropout, and those of the targets, (m, C),
-        it makes (m, C').
+        x are the features of the sources, (n, C), after dropout.
         """
         raise NotImplementedError
 
     def update(self, total: Tensor, own: AnyFeatures) -> Tensor:
-        """Make new features, (m, C'), before norm and activation.
-
-        `total` is the result of `aggregate`, (m, A).
-        """
+        """Make new features, (m, C'), before norm and activation, of what `aggregate` returned."""
         raise NotImplementedError
 
 
 @torch.no_grad()
-def glorot(weight: Tensor) -> None:
-    """Draw weights, (..., a, b), from U(-r, r) with r = sqrt(6 / (a + b)).
+def glorot(weight: Tensor) -> Tensor:
+    """Draw weights, (..., a, b), from U(-r, r) with r = sqrt(6 / (a + b)), and return them.
 
     Glorot & Bengio 2010, "Understanding the difficulty of training deep feedforward neural
     networks", equation 16, as torch-geometric applies it to tensors of any shape.
     """
     bound = math.sqrt(6.0 / (weight.shape[-2] + weight.shape[-1]))
-    weight.uniform_(-bound, bound)
+    return weight.uniform_(-bound, bound)
 
 
 def glorot_linear(in_channels: int, out_channels: int, bias: bool) -> nn.Linear:

@@ -60,7 +60,6 @@ class GraphModel(StagedModel):
         return (self.num_classes if block == self.num_layers else self.width,)
 
     def embed(self, images: AnyFeatures, draws: Draws | None = None) -> AnyFeatures:
-        """Return the features of the graph, (n, in_channels), as they are."""
         return images
 
     def _select_input(self, x: AnyFeatures) -> AnyFeatures:
@@ -76,7 +75,6 @@ class GraphModel(StagedModel):
         return last[2]
 
     def read_out(self, x: Tensor, draws: Draws | None) -> Tensor:
-        """Return the logits, (n, num_classes), as they are."""
         return x
 
     def slicing(self, partition_input: bool = False) -> Slicing:
@@ -101,11 +99,9 @@ class GraphModel(StagedModel):
         return Slicing.of(tensors, sides)
 
     def set_detect_anomaly(self, enable: bool) -> None:
-        """Make layers raise FloatingPointError on NaN or infinite results, or stop that."""
         self.detect_anomaly = enable
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of parameters without weight decay, besides biases and norms."""
         if self.decays == "all":
             return set()
         return {name for name, _ in self.named_parameters() if not name.startswith("convs.0.")}
@@ -222,7 +218,6 @@ class Gcn2Model(GraphModel):
         self.readout_dropout = ChannelDropout(dropout, stream=2 * len(layers) + 1)
 
     def boundary_shape(self, block: int) -> tuple[int, ...]:
-        """Return the shape of a node's input to a layer, or to the readout: (2 * width,)."""
         return (2 * self.width,)
 
     def embed(self, images: AnyFeatures, draws: Draws | None = None) -> Tensor:
@@ -247,7 +242,6 @@ class Gcn2Model(GraphModel):
         return self._slicing([(side, side)] * self.num_layers, others)
 
     def read_out(self, x: Tensor, draws: Draws | None) -> Tensor:
-        """Run the readout: (n, 2 * width) -> (n, num_classes)."""
         return self.readout(self.readout_dropout(x[:, : self.width], draws))
 
 

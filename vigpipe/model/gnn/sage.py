@@ -38,7 +38,6 @@ class SageLayer(GraphLayer):
         self.lin_r = nn.Linear(in_channels, out_channels, bias=False)
 
     def messages(self, x: AnyFeatures) -> Tensor:
-        """Return what nodes send: (n, C) -> (n, C)."""
         if self.aggregator == "pool":
             return linear(x, self.lin.weight, self.lin.bias, fused=self.fused).relu()
         return x.dense() if isinstance(x, SparseRows) else x
@@ -46,17 +45,14 @@ class SageLayer(GraphLayer):
     def aggregate(
         self, messages: Tensor, own: AnyFeatures, edges: Edges, keys: Tensor | None
     ) -> Tensor:
-        """Take the mean or the maximum of what the edges bring: (m, C)."""
         if self.aggregator == "mean":
             return edges.sums(messages, "mean")
         return edges.maximum(messages)
 
     def update(self, total: Tensor, own: AnyFeatures) -> Tensor:
-        """Combine neighbours and the node itself: (m, C), (m, C) -> (m, C')."""
         return linear(own, self.lin_r.weight, self.lin_l(total), fused=self.fused)
 
     def joined(self, x: AnyFeatures, own: AnyFeatures, edges: Edges) -> Tensor:
-        """Ask for mean and products together; see `GraphLayer.joined`."""
         beside = own, self.lin_r.weight
         weight, bias = self.lin_l.weight, self.lin_l.bias
         return edges.sums_then_product(self.messages(x), "mean", weight, bias, beside=beside)
@@ -87,19 +83,16 @@ class NarrowingSageLayer(SageLayer):
     def aggregate(
         self, messages: Tensor, own: AnyFeatures, edges: Edges, keys: Tensor | None
     ) -> Tensor:
-        """Take the mean of what the edges bring: (m, C')."""
         if self.is_joint:
             return edges.own_and_mean(messages)
         return edges.sums(messages, "mean", self.lin_l.bias)
 
     def update(self, total: Tensor, own: AnyFeatures) -> Tensor:
-        """Add W_r x_i, unless the messages held it: (m, C'), (m, C) -> (m, C')."""
         if self.is_joint:
             return total
         return linear(own, self.lin_r.weight, total, fused=self.fused)
 
     def joined(self, x: AnyFeatures, own: AnyFeatures, edges: Edges) -> Tensor:
-        """Ask for products and mean together; see `GraphLayer.joined`."""
         beside = own, self.lin_r.weight
         product = x, self.lin_l.weight
         return edges.product_then_sums(*product, "mean", self.lin_l.bias, beside=beside)
