@@ -17,7 +17,7 @@ PYRAMID = VigShape((3, 3), (8, 16), k=(3, 8), reductions=(2, 1))
 
 
 def specs(graph, shape=SIX, aggregator="max"):
-    return make_block_specs(shape, (8, 8), graph, aggregator, 0.0)
+    return make_block_specs(shape, graph, aggregator, 0.0, (8, 8))
 
 
 def model_of(name, **options) -> Any:

@@ -241,7 +241,7 @@ def _describe(
 def _recognise(state: Mapping[str, Tensor], weights: Path) -> str:
     if "blocks.0.grapher.graph_conv.lin_rel.weight" in state:
         return "vig_study"
-    return identify(state, str(weights))
+    return identify(state, str(weights)).name
 
 
 def _facts_from_shapes(state: Mapping[str, Tensor], model: str) -> dict[str, str]:

@@ -109,7 +109,7 @@ def reduced(size: Grid, strides: Sequence[int]) -> Grid:
 
 
 def make_block_specs(
-    shape: VigShape, grid: Grid, graph: str, aggregator: str, stochastic: float
+    shape: VigShape, graph: str, aggregator: str, stochastic: float, grid: Grid
 ) -> list[BlockSpec]:
     """Specify the modules of `backbone`, in order: each block and each downsampling.
 

@@ -1,9 +1,8 @@
 """Find out which variant a weights file belongs to, and convert it to safetensors."""
 
-import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -12,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vigpipe.errors import InputError
+from vigpipe.files.atomic import replacing
 from vigpipe.files.outputs import check_new_file
 from vigpipe.model.position import Grid
 from vigpipe.model.variants import VIG_SHAPES, create_model
@@ -25,47 +25,39 @@ from vigpipe.model.weights import (
 )
 
 
-def identify(state: Mapping[str, Tensor], source: str = "these weights") -> str:
-    """Name the variant that a state dict belongs to, judging by its names and shapes.
-
-    Number of classes, channels and image size are read off the tensors, which have the authors'
-    names (`to_reference_names`). What the shapes do not show, the strides of the stem and whether
-    max or edge aggregates, is taken to be the variant's default. If several variants have these
-    shapes, the one whose default image size gives this grid of nodes comes first.
-
-    Raises:
-        InputError: no variant fits; the message says which one is closest, and what differs.
-    """
-    return _identified(state, source).name
-
-
 @dataclass(frozen=True)
-class _Variant:
+class Variant:
+    """A variant, as far as the shapes of its tensors show."""
+
     name: str
     num_classes: int
     in_chans: int
     img_size: Grid
 
     def build(self) -> VisionGnn:
+        """Make the model, with random weights."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # running the model warns of few nodes again
-            model = create_model(
-                self.name,
-                num_classes=self.num_classes,
-                in_chans=self.in_chans,
-                img_size=self.img_size,
-            )
+            model = create_model(**asdict(self))
         assert isinstance(model, VisionGnn)
         return model
 
     def differences(self, state: Mapping[str, Tensor]) -> Differences:
+        """Return what keeps the model from loading a state dict."""
         with torch.device("meta"):
             model = self.build()
         expected = model.state_dict()
         return Differences.between(with_relative_positions(state, expected, model), expected)
 
 
-def _identified(state: Mapping[str, Tensor], source: str) -> _Variant:
+def identify(state: Mapping[str, Tensor], source: str = "these weights") -> Variant:
+    """Find out which variant a state dict belongs to, judging by its names and shapes.
+
+    Number of classes, channels and image size are read off the tensors, which have the authors'
+    names (`to_reference_names`). What the shapes do not show, the strides of the stem and whether
+    max or edge aggregates, is taken to be the variant's default. If several variants have these
+    shapes, the one whose default image size gives this grid of nodes comes first.
+    """
     required = ("stem.convs.0.weight", "pos_embed", "prediction.4.weight")
     absent = [n for n in required if n not in state or state[n].dim() != 4 or 0 in state[n].shape]
     if absent:
@@ -75,16 +67,16 @@ def _identified(state: Mapping[str, Tensor], source: str) -> _Variant:
         )
     stem, embedding, classifier = (state[name] for name in required)
     _, channels, height, width = embedding.shape
-    candidates: list[_Variant] = []
+    candidates: list[Variant] = []
     for name, shape in VIG_SHAPES.items():
         size = height * shape.stem_stride, width * shape.stem_stride
-        candidates.append(_Variant(name, len(classifier), stem.shape[1], size))
+        candidates.append(Variant(name, len(classifier), stem.shape[1], size))
 
-    def mismatches(variant: _Variant) -> tuple[bool, bool]:
+    def mismatches(variant: Variant) -> tuple[bool, bool]:
         shape = VIG_SHAPES[variant.name]
         return shape.channels[0] != channels, shape.img_size != variant.img_size
 
-    differences: dict[_Variant, Differences] = {}
+    differences: dict[Variant, Differences] = {}
     for variant in sorted(candidates, key=mismatches):
         differences[variant] = variant.differences(state)
         if differences[variant].count == 0:
@@ -101,21 +93,15 @@ def convert(source: Path, target: Path, *, ema: bool = False, overwrite: bool = 
     """Convert a weights file to safetensors with the authors' names.
 
     It is written in float64 if the file has tensors of that type, and in float32 otherwise. The
-    metadata say which model to build: model, num_classes, in_chans, img_size ("224x224"). The
-    target is first written under a temporary name, so it is either complete or absent. With `ema`,
-    the running average of the weights is converted instead of the weights.
-
-    Returns:
-        The name of the variant.
-
-    Raises:
-        InputError: the file cannot be read or fits no variant, or the target cannot be written.
+    metadata say which model to build: model, num_classes, in_chans, img_size ("224x224"), and the
+    result is the name of the variant. With `ema`, the running average of the weights is converted
+    instead of the weights.
     """
     if source.exists() and target.exists() and source.samefile(target):
         raise InputError(f"{target}: is the file to convert itself; choose another name")
     check_new_file(target, "", (".safetensors",), overwrite=overwrite)
     state = to_reference_names(read_weights(source, ema=ema))
-    variant = _identified(state, str(source))
+    variant = identify(state, str(source))
     model = variant.build()
     if any(tensor.dtype == torch.float64 for tensor in state.values()):
         model = model.double()  # float32 would lose the last digits
@@ -130,15 +116,12 @@ def convert(source: Path, target: Path, *, ema: bool = False, overwrite: bool = 
         "in_chans": str(variant.in_chans),
         "img_size": f"{height}x{width}",
     }
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        save_file(weights, partial, metadata)
-        partial.replace(target)
+        with replacing(target) as partial:
+            save_file(weights, partial, metadata)
     except (OSError, SafetensorError) as error:
         raise InputError(
             f"{target}: cannot be written ({error}); choose a folder that exists, is writable and "
             "has room"
         ) from error
-    finally:
-        partial.unlink(missing_ok=True)
     return variant.name

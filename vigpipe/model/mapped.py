@@ -12,6 +12,7 @@ import mmap
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -109,26 +110,18 @@ def open(path: Path, *, writes_file: bool = True) -> dict[str, Tensor]:
     return {name: _mapped(memory, 8 + length, entry, path) for name, entry in table.items()}
 
 
-def _mapped(memory: mmap.mmap, start: int, entry: Mapping[str, object], path: Path) -> Tensor:
-    name, shape, offsets = (entry[key] for key in ("dtype", "shape", "data_offsets"))
-    dtype = _DTYPES.get(str(name))
-    if dtype is None:
+def _mapped(memory: mmap.mmap, start: int, entry: Mapping[str, Any], path: Path) -> Tensor:
+    name, shape, (first, _) = (entry[key] for key in ("dtype", "shape", "data_offsets"))
+    if name not in _DTYPES:
         raise InputError(f"{path}: has numbers of type {name}, which no model has; give another")
-    assert isinstance(shape, list)
-    assert isinstance(offsets, list)
-    count = math.prod(shape)
+    dtype, count = _DTYPES[name], math.prod(shape)
     if not count:
         return torch.empty(shape, dtype=dtype)
-    flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=start + offsets[0])
-    return flat.view(shape)
+    return torch.frombuffer(memory, dtype=dtype, count=count, offset=start + first).view(shape)
 
 
 def copy_blocks(target: Tensor, source: Tensor) -> None:
-    """Copy a contiguous tensor to another one block by block.
-
-    Raises:
-        ValueError: they do not have equally many numbers.
-    """
+    """Copy a contiguous tensor to another one of equally many numbers block by block."""
     if target.numel() != source.numel():
         raise ValueError(f"{source.numel()} numbers do not fit {target.numel()}")
     for to, what in zip(blocks(target), blocks(source, like=target), strict=True):

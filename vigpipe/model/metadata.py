@@ -15,15 +15,11 @@ _BOUNDS = {"mean": (-1e6, 1e6), "std": (1e-6, 1e6), "crop_pct": (0.1, 1.0)}
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Read what a file of weights says about its model.
+    """Read what a file of weights says about its model: texts by name.
 
-    Returns:
-        Texts by name. For a file that a run wrote: model, num_classes, in_chans, img_size ("HxW"),
-        mean and std (of pixels in 0 ... 1, the same for every channel), crop_pct, class_names (a
-        JSON list) and norm; graph, aggregator, stem_stride and compat if they were given.
-
-    Raises:
-        InputError: the file cannot be read, or is not a safetensors file.
+    For a file that a run wrote: model, num_classes, in_chans, img_size ("HxW"), mean and std (of
+    pixels in 0 ... 1, the same for every channel), crop_pct, class_names (a JSON list) and norm;
+    graph, aggregator, stem_stride and compat if they were given.
     """
     opened(path).close()  # refuses a pipe, which safetensors would wait for
     try:
@@ -38,11 +34,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def image_preparation(metadata: Mapping[str, str], where: Path) -> dict[str, float]:
-    """Return mean, std and crop_pct of a file's images, as far as its metadata give them.
-
-    Raises:
-        InputError: one of them is not a number, or out of bounds.
-    """
+    """Return mean, std and crop_pct of a file's images, as far as its metadata give them."""
     facts: dict[str, float] = {}
     for name, (least, most) in _BOUNDS.items():
         if name not in metadata:
@@ -61,11 +53,7 @@ def image_preparation(metadata: Mapping[str, str], where: Path) -> dict[str, flo
 
 
 def class_names(metadata: Mapping[str, str], where: Path) -> tuple[str, ...]:
-    """Return the names of a file's classes by label; empty if its metadata name none.
-
-    Raises:
-        InputError: they are not a list of texts, each on one line.
-    """
+    """Return the names of a file's classes by label; empty if its metadata name none."""
     try:
         names = json.loads(metadata.get("class_names", "[]"))
     except (ValueError, RecursionError):

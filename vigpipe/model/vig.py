@@ -128,8 +128,7 @@ class VisionGnn(StagedModel):
         strides = stem_strides(len(shape.stem), stride)
         img_size = _pair(shape.img_size if img_size is None else img_size)
         grid = reduced(img_size, strides)
-        choices = {"graph": graph, "aggregator": aggregator, "stochastic": stochastic_dilation}
-        specs_on = partial(make_block_specs, shape, **choices)
+        specs_on = partial(make_block_specs, shape, graph, aggregator, stochastic_dilation)
         specs = specs_on(grid)
         super().__init__(len(specs), num_classes)
         self.shape, self.in_chans, self.img_size = shape, in_chans, img_size

@@ -253,18 +253,9 @@ def match_state(
       have none, and leave the file's out;
     - floating-point tensors are cast to the model's dtype.
 
-    Args:
-        state: tensors by the authors' names (`to_reference_names`).
-        model: the model as it will be used; its tensors are not changed.
-        source: where the tensors come from, for the error.
-        new_classifier: keep the model's own last layer and ignore the file's.
-
-    Returns:
-        Tensors for exactly the model's keys.
-
-    Raises:
-        InputError: tensors are missing, unexpected or misshapen; the message lists them all.
-            Another number of classes is such a difference, unless `new_classifier` is set.
+    Tensors have the authors' names (`to_reference_names`). With `new_classifier`, the model keeps
+    its own last layer; otherwise another number of classes is a difference, too. The source is
+    where the tensors come from, for the error.
     """
     model_state = model.state_dict()
     matched = with_relative_positions(state, model_state, model)

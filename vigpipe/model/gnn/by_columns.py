@@ -57,9 +57,6 @@ class ByColumns:
         the features and of the first features, side by side. Logits have the same bits on all
         ranks. `features` are those of `GraphModel.by_layer`. With `estimate`, every BatchNorm
         normalises with the statistics of these nodes, and records them for `take_stats`.
-
-        Raises:
-            ValueError: the adjacency is one of other nodes.
         """
         model = self.model
         x = x if features is None else features
@@ -80,9 +77,8 @@ class ByColumns:
     def take_stats(self) -> dict[str, Tensor]:
         """Return what was recorded since the last call, for `model.norm.merge_stats`.
 
-        Returns:
-            By the name of each BatchNorm, such as `convs.0.norm`: (batches, 3, C) float64, count,
-            mean and sum of squared deviations of the rank's channels in each forward.
+        By the name of each BatchNorm, such as `convs.0.norm`: (batches, 3, C) float64, of the
+        rank's channels in each forward.
         """
         stats = {name: torch.stack(batches) for name, batches in self._stats.items()}
         self._stats = {}

@@ -51,17 +51,12 @@ class Columns(Protocol):
 
 
 class WideShare:
-    """One rank's part of the tensors of a model, or of a part of the model.
+    """One rank's part of the tensors of a model, or of the part whose names begin with a prefix.
 
-    Args:
-        slicing: the model's table.
-        owned: the rank's part of every tensor that has sides, by name: in the dimension
-            `slicing.owned(name)`, it has the entries of the rank's block of channels. It may be
-            mapped from a file, and on another device than the features.
-        whole: the tensors without sides, by name.
-        columns: the ranks' collective operations.
-        chunk: most rows of the graph's features that are read at a time.
-        prefix: what the names of the part's tensors begin with.
+    Of every tensor that has sides, `owned` has the entries of the rank's block of channels in the
+    dimension `slicing.owned(name)`. They may be mapped from a file, and on another device than the
+    features. `whole` are the tensors without sides. At most `chunk` rows of the graph's features
+    are read at a time.
     """
 
     def __init__(
@@ -77,7 +72,6 @@ class WideShare:
         self.columns, self.chunk, self.prefix = columns, chunk, prefix
 
     def of(self, prefix: str) -> "WideShare":
-        """Return what the rank has of a part of this part."""
         prefix = self.prefix + prefix
         return WideShare(self.slicing, self.owned, self.whole, self.columns, self.chunk, prefix)
 
@@ -94,15 +88,11 @@ class WideShare:
         return y + self.tensor(f"{name}.bias", y.device)
 
     def products(self, x: AnyFeatures, *names: str) -> list[Tensor]:
-        """Multiply features by weights of linear layers, (d', d).
+        """Multiply features by weights of linear layers, (d', d): x W^T for each name.
 
-        Args:
-            x: the rank's columns of features, (n, d / m); or all, (n, d), of the graph's features.
-            names: of the weights.
-
-        Returns:
-            For each weight, x W^T: the rank's columns of it, (n, d' / m), if the layer's outputs
-            are divided; otherwise all of it, (n, d'), with the same bits on all ranks.
+        x are the rank's columns of features, (n, d / m); or all, (n, d), of the graph's features.
+        A result is the rank's columns, (n, d' / m), if the layer's outputs are divided; otherwise
+        whole, (n, d'), with the same bits on all ranks.
         """
         if all(self._takes_whole(x, name) for name in names):
             return self._from_whole(x, names)

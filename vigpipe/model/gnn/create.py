@@ -32,20 +32,10 @@ def create_graph_model(
 ) -> GraphModel:
     """Make a model; its initial weights are drawn from torch's own generator.
 
-    Args:
-        name: gcn, sage, gat, gin or gcn2.
-        in_channels: channels of the graph's features.
-        num_classes: number of logits.
-        num_layers: number of layers, which are the blocks of the model.
-        width: channels between layers, those of all heads together.
-        heads: attention heads of gat, which the width is divided among; the last layer has one.
-        dropout: dropout rate before every layer, and of attention coefficients. There is none
-            before the first layer of sage and gin.
-        aggregator: for sage mean, max or pool; for gat v1 or v2; by default the first of these.
-        norm: norm after each layer except that which gives the logits: none, batch or layer.
-
-    Raises:
-        InputError: the model has no such choice.
+    The width is that of all `heads` of gat together, of which the last layer has one. Dropout comes
+    before every layer, except the first of sage and gin, and on attention coefficients. Aggregators
+    are mean, max or pool of sage, and v1 or v2 of gat; the first of these by default. A norm comes
+    after each layer except that which gives the logits.
     """
     _check(name, width, heads, aggregator)
 

@@ -28,26 +28,19 @@ class Edges:
     """The edges between nodes of which one rank has all.
 
     A rank has n nodes, and the edges end in the first m of them, which usually are all.
-
-    Attributes:
-        adjacency: the graph.
-        fused: whether the fused kernels are used where there are any.
-        overlaps: whether a sum and a product that are asked for together take less time.
     """
 
-    overlaps: bool = False
+    overlaps: bool = False  # a sum and a product that are asked for together take less time
 
     def __init__(self, adjacency: Adjacency, *, fused: bool = True) -> None:
         self.adjacency, self.fused = adjacency, fused
 
     @property
     def num_sources(self) -> int:
-        """Number n of rows that a layer takes."""
         return self.adjacency.num_sources
 
     @property
     def num_targets(self) -> int:
-        """Number m of rows that it makes."""
         return self.adjacency.num_targets
 
     def of_layer(self, index: int) -> "Edges":
@@ -132,8 +125,7 @@ class Edges:
 
         (n, H), (m, H) -> (e, H). The slope is the leaky ReLU's where its input is below 0.
         """
-        adjacency, fused = self.adjacency, self.fused
-        return pair_softmax(adjacency, of_sources, of_targets, slope, fused=fused)
+        return pair_softmax(self.adjacency, of_sources, of_targets, slope, fused=self.fused)
 
     def pair_scores(self, left: Tensor, right: Tensor, weights: Tensor, slope: float) -> Tensor:
         """Score an edge from j to i by the product of weights and leaky_relu(left[j] + right[i]).

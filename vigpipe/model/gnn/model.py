@@ -29,11 +29,7 @@ class GraphModel(StagedModel):
     """Graph layers, the last of which gives the logits; stem and readout have no parameters.
 
     Parameter names are those of torch-geometric's BasicGNN, apart from the norms', which are parts
-    of their layers.
-
-    Attributes:
-        width: channels between two layers, divided among the attention heads.
-        decays: the layers whose weights decay: all, or the first.
+    of their layers. The width, the channels between two layers, is divided among the heads.
     """
 
     blocks_name = "convs"
@@ -49,7 +45,7 @@ class GraphModel(StagedModel):
         super().__init__(len(layers), num_classes)
         self.in_channels, self.width, self.num_layers = in_channels, width, len(layers)
         self.heads = heads
-        self.detect_anomaly, self.decays = False, "all"
+        self.detect_anomaly, self.decays = False, "all"  # or "first": the layers that decay
         self._last_selection: tuple[AnyFeatures, Tensor, AnyFeatures] | None = None
         self.convs = nn.ModuleDict({str(i): layer for i, layer in enumerate(layers)})
 
@@ -78,7 +74,7 @@ class GraphModel(StagedModel):
         return x
 
     def slicing(self, partition_input: bool = False) -> Slicing:
-        """Return which sides of the tensors belong to which channels; see `StagedModel.slicing`.
+        """Make the table of `StagedModel.slicing`.
 
         `channels.1` are those between the layers 0 and 1. A sub-model has all heads, and a part of
         the channels of each.
@@ -115,22 +111,17 @@ class GraphModel(StagedModel):
     ) -> Tensor:
         """Run stem, layers and readout, as far as they are present, on the nodes of a batch.
 
+        As in `StagedModel.forward`, but the result has only the rows of the nodes that the edges of
+        the last layer end in; of a previous stage's output, only the rows count that its last layer
+        has made.
+
         Args:
-            x: the graph's features, (n, in_channels), if the stem is present; otherwise the output
-                of the previous stage, (n, *boundary_shape(span[0])), of which only the rows count
-                that its last layer has made.
-            keys: as in `StagedModel.forward`, for the n nodes.
+            x: the graph's features, (n, in_channels), or the output of the previous stage.
+            keys: of the n nodes.
             adjacency: edges between these nodes, or the edges of each layer; or what stands for
                 them where several ranks share a graph, each with some of the nodes.
             features: the graph's features where these are sparse and x, from a pipeline, has no
                 columns; x may be sparse, too.
-
-        Returns:
-            Logits, (n, num_classes), if the readout is present; otherwise the input of the next
-            stage. Both have only the rows of the nodes that the edges of the last layer end in.
-
-        Raises:
-            ValueError: there is no adjacency, or it is one of other nodes.
         """
         if adjacency is None or not adjacency.suits(len(x), self.span[0], self.num_layers):
             raise ValueError(f"a graph model needs the edges of its {len(x)} nodes in every layer")
@@ -164,16 +155,9 @@ class GraphModel(StagedModel):
         what a chunk needs. Results equal those of `forward` up to rounding, because a matrix
         product may sum in another order for another number of rows.
 
-        Args:
-            x: as for `forward`, for all n nodes.
-            adjacency: edges of the graph. If several ranks share it, each takes all of its nodes
-                through a layer at once.
-            features: as for `forward`, or anything of a shape (n, in_channels) whose
-                `part(start, end)` are the features of some nodes.
-            chunk: most nodes that are computed at a time; fewer where they have many channels.
-
-        Raises:
-            ValueError: the model is in training mode.
+        The features may also be anything of a shape (n, in_channels) whose `part(start, end)` are
+        those of some nodes. A chunk has fewer nodes where they have many channels. If several ranks
+        share the graph, each takes all of its nodes through a layer at once.
         """
         if self.training:
             raise ValueError("by_layer evaluates: call model.eval() first")
@@ -227,7 +211,7 @@ class Gcn2Model(GraphModel):
         return torch.cat((first, first), dim=1)
 
     def slicing(self, partition_input: bool = False) -> Slicing:
-        """Return which sides of the tensors belong to which channels; see `StagedModel.slicing`.
+        """Make the table of `StagedModel.slicing`.
 
         There is one group, because the first features are added to those of every layer, both
         before and after these are multiplied by its weights.
