@@ -75,9 +75,7 @@ class DynamicGraphConv(nn.Module):
             others = pooled.flatten(2).transpose(1, 2)
 
         def build() -> Tensor:
-            if tokens is not None and shared is not None:
-                return self._build_with_other_ranks(x, tokens, shared, grid, draws, bias)
-            return self.build(nodes, others, grid, draws, bias)
+            return self._graph(x.detach(), others, shared, tokens, grid, draws, bias)
 
         graph = given
         if self.rule.policy not in ("reuse", "lookahead"):
@@ -87,48 +85,35 @@ class DynamicGraphConv(nn.Module):
         y = self.gconv(nodes, graph, others, shared)
         return y.unflatten(1, x.shape[1:3]), graph, following
 
-    def _build_with_other_ranks(
+    def _graph(
         self,
         x: Tensor,
-        tokens: Tokens,
-        shared: SharedNodes,
-        grid: Grid,
-        draws: Draws | None,
-        bias: Tensor | None,
-    ) -> Tensor:
-        if self.rule.policy not in ("knn", "lookahead"):
-            # Every rank makes the whole graph; only windows need the features of all nodes for it.
-            with torch.no_grad():
-                nodes = tokens.whole(x, grid) if self.rule.policy == "window" else x
-            return self.build(nodes.flatten(1, 2), None, grid, draws, bias)
-        num_candidates = prod(position.pooled_grid(grid, self.rule.reduction))
-        k, dilation, ranks = self._choice(num_candidates, draws, x.device)
-        nearest = partial(shared.nearest, fused=self.fused)
-        return region("knn", nearest, x.flatten(1, 2).detach(), k, dilation, bias, ranks)
-
-    def build(
-        self,
-        nodes: Tensor,
         others: Tensor | None,
+        shared: SharedNodes | None,
+        tokens: Tokens | None,
         grid: Grid,
         draws: Draws | None,
         bias: Tensor | None,
     ) -> Tensor:
-        """Make the graph of this block's rule for the nodes, (B, N, C): (B, N, K) int64.
+        """Make the graph of this block's rule, (B, N, K) int64, for all nodes on every rank.
 
-        `others` are the candidates, (B, M, C), if neighbours are pooled; None for the nodes
-        themselves. The other arguments are those of `forward`.
+        `others` are the candidates, (B, M, C), if neighbours are pooled and no rank has only some
+        of the nodes.
         """
         rule = self.rule
         if rule.policy in ("grid", "pattern"):
             make = grid_graph if rule.policy == "grid" else pattern_graph
-            return make(*grid, nodes.device).expand(nodes.shape[0], -1, -1)
-        nodes, others = nodes.detach(), None if others is None else others.detach()
+            return make(*grid, x.device).expand(x.shape[0], -1, -1)
         if rule.policy == "window":
+            nodes = (x if tokens is None else tokens.whole(x, grid)).flatten(1, 2)
             k, dilation = reduce_k(rule.k, rule.dilation, window_nodes(*grid))
             return region("knn", window_graph, nodes, grid, k, dilation, rule.shift, self.fused)
-        num_candidates = (nodes if others is None else others).shape[1]
-        k, dilation, ranks = self._choice(num_candidates, draws, nodes.device)
+        nodes, num_candidates = x.flatten(1, 2), prod(position.pooled_grid(grid, rule.reduction))
+        k, dilation, ranks = self._choice(num_candidates, draws, x.device)
+        if shared is not None:
+            nearest = partial(shared.nearest, fused=self.fused)
+            return region("knn", nearest, nodes, k, dilation, bias, ranks)
+        others = None if others is None else others.detach()
         return region("knn", knn_graph, nodes, k, dilation, True, others, bias, ranks, self.fused)
 
     def _choice(

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from vigpipe import ops
 from vigpipe.model.gnn.columns import WideShare
+from vigpipe.model.gnn.edges import Edges
 from vigpipe.model.gnn.features import AnyFeatures, dense, first_rows
-from vigpipe.model.gnn.gat import SLOPE, AttentionLayer, GatLayer, Gatv2Layer, columns_of_heads
+from vigpipe.model.gnn.gat import SLOPE, GatLayer, Gatv2Layer, columns_of_heads
 from vigpipe.model.gnn.gcn import GcnLayer
 from vigpipe.model.gnn.gcn2 import ALPHA, Gcn2Layer
 from vigpipe.model.gnn.gin import GinLayer
@@ -19,15 +20,6 @@ from vigpipe.model.gnn.model import Gcn2Model, GraphModel
 from vigpipe.model.gnn.sage import NarrowingSageLayer, SageLayer
 from vigpipe.model.norm import BatchNorm
 from vigpipe.ops.adjacency import Adjacency, Layered
-from vigpipe.ops.sparse import (
-    attention_sum,
-    constant_sum,
-    edge_softmax,
-    maximum,
-    mean,
-    pair_scores,
-    pair_softmax,
-)
 
 
 class ByColumns:
@@ -66,9 +58,9 @@ class ByColumns:
             first = self._share.linear(x, "stem").relu()
             x = torch.cat((first, first), 1)
         for name, layer in model.convs.items():
-            edges = adjacency.of_layer(int(name))
-            x = first_rows(x, edges.num_sources)
-            x = self._run(name, cast(GraphLayer, layer), x, edges, estimate)
+            layer = cast(GraphLayer, layer)
+            edges = Edges(adjacency.of_layer(int(name)), fused=layer.fused)
+            x = self._run(name, layer, first_rows(x, edges.num_sources), edges, estimate)
         if not model.has_readout:
             return x
         x = first_rows(x, adjacency.num_targets)
@@ -85,14 +77,14 @@ class ByColumns:
         return stats
 
     def _run(
-        self, name: str, layer: GraphLayer, x: AnyFeatures, adjacency: Adjacency, estimate: bool
+        self, name: str, layer: GraphLayer, x: AnyFeatures, edges: Edges, estimate: bool
     ) -> Tensor:
         prefix = f"{self.model.blocks_name}.{name}."
-        y = _LAYERS[type(layer)](self._share.of(prefix), layer, x, adjacency)
+        y = _LAYERS[type(layer)](self._share.of(prefix), layer, x, edges)
         y = self._normalised(f"{prefix}norm", layer.norm, y, estimate)
         y = y if layer.activation is None else layer.activation(y)
         if isinstance(layer, Gcn2Layer):
-            return torch.cat((y, adjacency.own(_halves(x)[1])), 1)
+            return torch.cat((y, edges.own(_halves(x)[1])), 1)
         return y
 
     def _normalised(self, name: str, norm: nn.Module, y: Tensor, estimate: bool) -> Tensor:
@@ -112,72 +104,58 @@ class ByColumns:
         return y
 
 
-def _gcn(share: WideShare, layer: GcnLayer, x: AnyFeatures, adjacency: Adjacency) -> Tensor:
+def _gcn(share: WideShare, layer: GcnLayer, x: AnyFeatures, edges: Edges) -> Tensor:
     (sent,) = share.products(x, "lin.weight")
-    bias = share.tensor("bias", sent.device)
-    return constant_sum(adjacency.with_loops(), sent, "gcn", bias, fused=layer.fused)
+    return edges.with_loops().sums(sent, "gcn", share.tensor("bias", sent.device))
 
 
-def _sage(share: WideShare, layer: SageLayer, x: AnyFeatures, adjacency: Adjacency) -> Tensor:
+def _sage(share: WideShare, layer: SageLayer, x: AnyFeatures, edges: Edges) -> Tensor:
     """Multiply before taking the mean, so that it has only the rank's channels."""
     bias = share.tensor("lin_l.bias", x.device)
     if layer.aggregator == "mean":
         sent, kept = share.products(x, "lin_l.weight", "lin_r.weight")
-        return mean(adjacency, sent, adjacency.own(kept) + bias, fused=layer.fused)
+        return edges.sums(sent, "mean", edges.own(kept) + bias)
     if layer.aggregator == "pool":
         projected, kept = share.products(x, "lin.weight", "lin_r.weight")
         sent = (projected + share.tensor("lin.bias", x.device)).relu()
     else:
         sent, (kept,) = dense(x, share.chunk), share.products(x, "lin_r.weight")
-    largest = maximum(adjacency, sent, fused=layer.fused)
-    (received,) = share.products(largest, "lin_l.weight")
-    return received + bias + adjacency.own(kept)
+    (received,) = share.products(edges.maximum(sent), "lin_l.weight")
+    return received + bias + edges.own(kept)
 
 
-def _gin(share: WideShare, layer: GinLayer, x: AnyFeatures, adjacency: Adjacency) -> Tensor:
+def _gin(share: WideShare, layer: GinLayer, x: AnyFeatures, edges: Edges) -> Tensor:
     (sent,) = share.products(x, "nn.lins.0.weight")
-    itself = (1 + share.tensor("eps", x.device)) * adjacency.own(sent)
-    total = constant_sum(adjacency, sent, "ones", itself, fused=layer.fused)
+    total = edges.sums(sent, "ones", (1 + share.tensor("eps", x.device)) * edges.own(sent))
     hidden = (total + share.tensor("nn.lins.0.bias", x.device)).relu()
     return share.linear(hidden, "nn.lins.1")
 
 
-def _gat(share: WideShare, layer: GatLayer, x: AnyFeatures, adjacency: Adjacency) -> Tensor:
+def _gat(share: WideShare, layer: GatLayer, x: AnyFeatures, edges: Edges) -> Tensor:
     """Score with what the rank has of each head; the sum over the ranks is the score."""
-    adjacency = adjacency.with_loops()
+    edges = edges.with_loops()
     (sent,) = share.products(x, "lin.weight")
     weights = [share.tensor(name, x.device)[0] for name in ("att_src", "att_dst")]
     ends = share.summed("att_src", sent @ torch.cat([columns_of_heads(w) for w in weights], 1))
     of_sources, of_targets = _halves(ends)
-    of_targets = adjacency.own(of_targets)
-    shares = pair_softmax(adjacency, of_sources, of_targets, SLOPE, fused=layer.fused)
-    return _attended(share, layer, adjacency, shares, sent)
+    shares = edges.pair_softmax(of_sources, edges.own(of_targets), SLOPE)
+    return edges.attention_sum(shares, sent) + share.tensor("bias", x.device)
 
 
-def _gatv2(share: WideShare, layer: Gatv2Layer, x: AnyFeatures, adjacency: Adjacency) -> Tensor:
+def _gatv2(share: WideShare, layer: Gatv2Layer, x: AnyFeatures, edges: Edges) -> Tensor:
     """Score with what the rank has of each head; the sum over the ranks is the score."""
-    adjacency = adjacency.with_loops()
+    edges = edges.with_loops()
     left, right = share.products(x, "lin_l.weight", "lin_r.weight")
     left = left + share.tensor("lin_l.bias", x.device)
-    right = adjacency.own(right) + share.tensor("lin_r.bias", x.device)
-    weights = share.tensor("att", x.device)[0]
-    scores = pair_scores(adjacency, left, right, weights, SLOPE, fused=layer.fused)
-    shares = edge_softmax(adjacency, share.summed("att", scores), fused=layer.fused)
-    return _attended(share, layer, adjacency, shares, left)
+    right = edges.own(right) + share.tensor("lin_r.bias", x.device)
+    scores = edges.pair_scores(left, right, share.tensor("att", x.device)[0], SLOPE)
+    shares = edges.edge_softmax(share.summed("att", scores))
+    return edges.attention_sum(shares, left) + share.tensor("bias", x.device)
 
 
-def _attended(
-    share: WideShare, layer: AttentionLayer, adjacency: Adjacency, shares: Tensor, values: Tensor
-) -> Tensor:
-    by_heads = values.unflatten(1, (layer.heads, -1))
-    y = attention_sum(adjacency, shares, by_heads, fused=layer.fused).flatten(1)
-    return y + share.tensor("bias", y.device)
-
-
-def _gcn2(share: WideShare, layer: Gcn2Layer, x: Tensor, adjacency: Adjacency) -> Tensor:
+def _gcn2(share: WideShare, layer: Gcn2Layer, x: Tensor, edges: Edges) -> Tensor:
     h, first = _halves(x)
-    total = constant_sum(adjacency.with_loops(), h, "gcn", fused=layer.fused)
-    z = (1 - ALPHA) * total + ALPHA * adjacency.own(first)
+    z = (1 - ALPHA) * edges.with_loops().sums(h, "gcn") + ALPHA * edges.own(first)
     return (1 - layer.beta) * z + layer.beta * share.product_of_inputs(z, "weight1")
 
 
