@@ -115,10 +115,7 @@ def _wait(spans: Sequence[Span], layout: Layout) -> float:
 
 
 def mean_times(steps: Mapping[int, Sequence[RecordedStep]], layout: Layout) -> Times:
-    """Average every stage's measured forward and backward over replicas, steps and micro-batches.
-
-    All micro-batches of a stage get the same seconds.
-    """
+    """Average every stage's measured forward and backward over replicas, steps, micro-batches."""
     samples = [
         times for replica in range(layout.num_replicas) for times in _times(steps, layout, replica)
     ]

@@ -85,11 +85,7 @@ class BlockSpec:
 
 
 def stem_strides(num_convs: int, stride: int) -> tuple[int, ...]:
-    """Choose the strides of the stem's convolutions: twos as late as possible, but not the last.
-
-    Raises:
-        InputError: the stride is not a power of two, or too large for so few convolutions.
-    """
+    """Choose the strides of the stem's convolutions: twos as late as possible, but not the last."""
     most = 2 ** (num_convs - 1)
     if stride < 1 or stride > most or stride & (stride - 1):
         raise InputError(

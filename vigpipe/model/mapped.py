@@ -64,11 +64,9 @@ def create(
 ) -> dict[str, Tensor]:
     """Write a file of zeros, and map its tensors for reading and writing.
 
-    Its space on the disk is reserved now, so that no later write can find the disk full. A file
-    that is there already is replaced, and stays as it is for those who have it mapped.
-
-    Raises:
-        OSError: the file cannot be written, or the disk is full; nothing is left of it.
+    Its space on the disk is reserved now, so that no later write can find the disk full; after an
+    OSError nothing is left of the file. One that is there already is replaced, and stays as it is
+    for those who have it mapped.
     """
     start, _ = header(tensors, metadata)
     data_bytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in tensors.values())
@@ -90,9 +88,6 @@ def open(path: Path, *, writes_file: bool = True) -> dict[str, Tensor]:
 
     Without `writes_file`, only this process sees what is written to the tensors, and the file may
     be read-only.
-
-    Raises:
-        InputError: the file cannot be read, or is not a safetensors file.
     """
     access = mmap.ACCESS_WRITE if writes_file else mmap.ACCESS_COPY
     try:

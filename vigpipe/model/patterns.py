@@ -65,9 +65,8 @@ def windows(height: int, width: int, shift: bool, device: torch.device) -> tuple
     shares nodes with the window beside it. Every other block shifts the windows by half a window,
     wrapping around the edges, so that nodes of different windows meet.
 
-    Returns:
-        Members, (T, S) int64: the S nodes of each of the T windows; and positions, (N,) int64: the
-        index of each node in the flattened members, in the window that chooses its neighbours.
+    The results are members, (T, S) int64, the S nodes of each of the T windows; and positions, (N,)
+    int64, the index of each node in the flattened members, in the window that chooses for it.
     """
     tops, row_of = _tiles(height, device)
     lefts, column_of = _tiles(width, device)

@@ -56,10 +56,7 @@ CONV_ROLES: Roles = {"weight": ("out", "in", None, None), "bias": ("out",)}
 
 
 def within(prefix: str, roles: Roles, renamed: Mapping[str, str] | None = None) -> Roles:
-    """Return the roles of a module's tensors in the table of a module that contains it.
-
-    There, the tensors' names begin with the prefix, and some roles may be renamed.
-    """
+    """Return a module's roles in a module that contains it, where names begin with the prefix."""
     names = renamed or {}
     return {
         prefix + name: tuple(None if role is None else names.get(role, role) for role in dims)

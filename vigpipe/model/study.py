@@ -203,10 +203,6 @@ class VigStudy(StagedModel):
 
     The arguments are those of `VisionGnn`. The study has the graph `grid`, no drop-path and no
     dropout. `narrow` divides the hidden widths of the blocks.
-
-    Raises:
-        InputError: graph is `knn` and the images have too few pixels, or `narrow` does not divide
-            the hidden widths.
     """
 
     readout_names = ("fc1", "fc2", "dropout")

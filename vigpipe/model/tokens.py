@@ -31,11 +31,7 @@ class SharedNodes(Protocol):
         *,
         fused: bool,
     ) -> Tensor:
-        """Give every rank the graph of all nodes; see `vigpipe.model.graph.knn_graph`.
-
-        `bias`, (1, N, M), is added to the squared distances of all nodes. `ranks`, (B, K) int64,
-        says which of the k * dilation nearest to keep; None for every dilation-th.
-        """
+        """Give every rank the graph of all nodes; see `vigpipe.model.graph.knn_graph`."""
         ...
 
     def reduced(self, x: Tensor, graph: Tensor, mode: str, *, fused: bool) -> Tensor:

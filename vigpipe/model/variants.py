@@ -160,11 +160,7 @@ def create_model(
 
 
 def cfg_of_file(model: VisionGnn, path: Path) -> dict[str, Any]:
-    """Return a model's configuration for timm, with what the metadata of its weights file add.
-
-    Raises:
-        InputError: what the file's metadata say of its images or classes cannot be.
-    """
+    """Return a model's configuration for timm, with what the metadata of its weights file add."""
     try:
         metadata = read_metadata(path)
     except InputError:  # torch files have no metadata

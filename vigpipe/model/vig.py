@@ -395,12 +395,9 @@ class VisionGnn(StagedModel):
         prune_norm: bool = False,
         prune_head: bool = True,
     ) -> list[int]:
-        """Delete the blocks after the last of some levels; see `forward_intermediates`.
+        """Delete the blocks after the last of some levels, and return these as positive numbers.
 
         `prune_norm` has no effect, because there is no norm to delete; timm passes it.
-
-        Returns:
-            The indices of the levels, as positive numbers.
         """
         taken, blocks = self._levels(indices)
         for name in list(self.backbone):
@@ -418,13 +415,9 @@ class VisionGnn(StagedModel):
     def reset_classifier(
         self, num_classes: int, global_pool: Literal["avg", ""] | None = None
     ) -> None:
-        """Replace the last layer by a new one with random weights.
+        """Replace the last layer by a new one with random weights; with 0 classes there is none.
 
-        With 0 classes there is no last layer. Pooling stays as it was unless `global_pool` is
-        given.
-
-        Raises:
-            ValueError: the readout was deleted, and num_classes is not 0.
+        Pooling stays as it was unless `global_pool` is given.
         """
         if not self.has_readout:
             if num_classes:

@@ -291,10 +291,7 @@ def _is_embedding(tensor: Tensor, target: Tensor) -> bool:
 def with_relative_positions(
     state: Mapping[str, Tensor], model_state: Mapping[str, Tensor], model: nn.Module
 ) -> dict[str, Tensor]:
-    """Give a state dict the model's tables of relative positions, on the model's grids.
-
-    See `match_state`. `model_state` is the state dict of the model.
-    """
+    """Give a state dict the model's tables of relative positions; see `match_state`."""
     is_relative = isinstance(model, VisionGnn) and model.shape.relative
     tables = {name for name in {*state, *model_state} if name.endswith(".relative_pos")}
     matched = {name: tensor for name, tensor in state.items() if name not in tables}

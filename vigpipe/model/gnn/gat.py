@@ -25,10 +25,9 @@ class AttentionLayer(GraphLayer):
     each, are side by side in the C' output channels.
     """
 
-    def __init__(self, out_channels: int, setting: Setting, heads: int) -> None:
+    def __init__(self, out_channels: int, setting: Setting) -> None:
         super().__init__(setting)
         self.attention_dropout = ChannelDropout(setting.dropout, stream=2 * setting.index + 1)
-        self.heads, self.head_channels = heads, out_channels // heads
         self.bias = nn.Parameter(torch.zeros(out_channels))
 
     def attend(self, shares: Tensor, values: Tensor, edges: Edges, keys: Tensor | None) -> Tensor:
@@ -63,10 +62,10 @@ class GatLayer(AttentionLayer):
     def __init__(
         self, in_channels: int, out_channels: int, setting: Setting, heads: int = 1
     ) -> None:
-        super().__init__(out_channels, setting, heads)
+        super().__init__(out_channels, setting)
         self.lin = glorot_linear(in_channels, out_channels, bias=False)
-        self.att_src = nn.Parameter(glorot(torch.empty(1, heads, self.head_channels)))
-        self.att_dst = nn.Parameter(glorot(torch.empty(1, heads, self.head_channels)))
+        self.att_src = nn.Parameter(glorot(torch.empty(1, heads, out_channels // heads)))
+        self.att_dst = nn.Parameter(glorot(torch.empty(1, heads, out_channels // heads)))
 
     def messages(self, x: AnyFeatures) -> Tensor:
         return linear(x, self.lin.weight, fused=self.fused)
@@ -75,9 +74,8 @@ class GatLayer(AttentionLayer):
         self, messages: Tensor, own: AnyFeatures, edges: Edges, keys: Tensor | None
     ) -> Tensor:
         edges = edges.with_loops()
-        ends = messages @ torch.cat(
-            [columns_of_heads(att[0]) for att in (self.att_src, self.att_dst)], 1
-        )
+        weights = [columns_of_heads(att[0]) for att in (self.att_src, self.att_dst)]
+        ends = messages @ torch.cat(weights, 1)
         of_sources, of_targets = ends.chunk(2, dim=1)  # (n, H) each
         shares = edges.pair_softmax(of_sources, edges.own(of_targets), SLOPE)
         return self.attend(shares, messages, edges, keys)
@@ -106,10 +104,10 @@ class Gatv2Layer(AttentionLayer):
     def __init__(
         self, in_channels: int, out_channels: int, setting: Setting, heads: int = 1
     ) -> None:
-        super().__init__(out_channels, setting, heads)
+        super().__init__(out_channels, setting)
         self.lin_l = glorot_linear(in_channels, out_channels, bias=True)
         self.lin_r = glorot_linear(in_channels, out_channels, bias=True)
-        self.att = nn.Parameter(glorot(torch.empty(1, heads, self.head_channels)))
+        self.att = nn.Parameter(glorot(torch.empty(1, heads, out_channels // heads)))
 
     def messages(self, x: AnyFeatures) -> Tensor:
         return linear(x, self.lin_l.weight, self.lin_l.bias, fused=self.fused)

@@ -91,8 +91,7 @@ class GraphLayer(nn.Module):
     def hidden(self, group: str, before: Side | None, after: Side | None) -> Side | None:
         """Return the side of the layer's hidden channels; None if there are none, or all whole.
 
-        `group` is the name of a group that only this layer has; `before` and `after` are the sides
-        of the layer's input and output.
+        `group` is a group that only this layer has; the sides are those of its input and output.
         """
         return None
 
