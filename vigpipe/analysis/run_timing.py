@@ -115,7 +115,8 @@ def gather_timing(rank_state: RankState, first_clocks: Sequence[ClockReading]) -
     own = (
         rows,
         {
-            phase: [_on_rank_0(step, *own_clocks) for step in _full_ones(kept)]
+            # Those with full batches, or all if none has one; all ranks choose the same ones.
+            phase: [_on_rank_0(s, *own_clocks) for s in [s for s in kept if s.is_full] or kept]
             for phase, kept in recorder.steps.items()
         },
         recorder.num_stamps * stamp_seconds(recorder.clock, rank_state.device),
@@ -139,11 +140,6 @@ def gather_timing(rank_state: RankState, first_clocks: Sequence[ClockReading]) -
         peak_bytes=[peak for *_, peak in by_rank],
         members=members(rank_state.run.job.unit),
     )
-
-
-def _full_ones(steps: Sequence[RecordedStep]) -> Sequence[RecordedStep]:
-    """Return the steps with full batches; all of them if none has one. Ranks do the same."""
-    return [step for step in steps if step.is_full] or steps
 
 
 def _on_rank_0(step: RecordedStep, first: ClockReading, last: ClockReading) -> RecordedStep:
@@ -224,16 +220,15 @@ def describe(timing: Timing, fmt: str = "simple") -> str:
     partial = partial_batches(timing.rows)
     has_others = any(batch.phase == "train" and not batch.are_counted for batch in partial)
     of_full = " with full batches" if has_others else ""
-    sections: list[str] = []
     if train is None:
-        sections.append(f"No step was timed: the run ended in the warm-up of {timing.num_warmup}.")
+        sections = [f"No step was timed: the run ended in the warm-up of {timing.num_warmup}."]
     else:
-        sections.append(
+        sections = [
             f"{train.count} steps{of_full} after a warm-up of {timing.num_warmup}: median "
             f"{1e3 * train.median:.3f} ms, {1e3 * train.min:.3f} to {1e3 * train.max:.3f} ms; a "
             "step lasts as long as its slowest rank. Timing itself costs "
             f"{timing.overhead:.2%} of a step."
-        )
+        ]
     if partial:
         sections.append(f"{heading}Partial batches")
         sections += [partial_sentence(batch, timing.members) for batch in partial]

@@ -75,7 +75,7 @@ class MaxRelativeConv(_OneLayerConv):
     """
 
     fused = True
-    mode: ClassVar[str] = "max"  # see `aggregate.relative`
+    mode: ClassVar[str] = "max"
     channels = _channels(4, run=2)
 
     def forward(
@@ -113,10 +113,9 @@ class EdgeConv(_OneLayerConv):
 class SageConv(Aggregator):
     """nn2([x_i, max_j nn1(y_j)]): Hamilton et al. 2017, GraphSAGE, arXiv:1706.02216.
 
-    As published, nn1's BatchNorm sees a node once for every node that it is a neighbour of.
-
-    Two of nn2's groups take x_i, a half each, and two what nn1 gives. The same columns of its
-    weight stand for both, so a sub-network has the same channels of what nn1 takes and gives.
+    As published, nn1's BatchNorm sees a node once for every node that it is a neighbour of. Two of
+    nn2's groups take x_i, a half each, and two what nn1 gives. The same columns of its weight stand
+    for both, so a sub-network has the same channels of what nn1 takes and gives.
     """
 
     channels: ClassVar[Mapping[str, Side]] = {**_channels(4), "half": Side("x", repeats=2)}

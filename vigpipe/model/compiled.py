@@ -22,8 +22,7 @@ def compile_blocks(model: StagedModel, **options: Any) -> None:  # noqa: ANN401
     Blocks with the same k, dilation, sizes and drop-path share their graphs. All blocks share the
     code of one `forward`, which torch compiles at most 8 times by default; after that it would warn
     and run uncompiled. That limit, which holds for the whole process, is therefore raised to 8 for
-    each block, and a call that exceeds it raises InputError. The options are those of
-    torch.compile, besides `dynamic`.
+    each block, and a call that exceeds it raises InputError.
     """
     # This import takes 2 s, so it is left to those who compile.
     from torch._dynamo import config

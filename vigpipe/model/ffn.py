@@ -5,6 +5,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from vigpipe.config.choices import Norm
+from vigpipe.model.blocks import BlockSpec
 from vigpipe.model.keyed_dropout import Draws, DropPath
 from vigpipe.model.layer import Layer
 from vigpipe.model.slicing import Roles, Side, Sides, bound, within
@@ -22,23 +23,16 @@ class FFN(nn.Module):
     }
 
     def __init__(
-        self,
-        channels: int,
-        hidden: int,
-        norm: Norm,
-        drop_path: float,
-        stream: int,
-        rescale: float = 1.0,
+        self, spec: BlockSpec, hidden: int, norm: Norm, drop_path: float, rescale: float
     ) -> None:
         super().__init__()
-        self.fc1 = Layer(channels, hidden, norm, gelu=True)
-        self.fc2 = Layer(hidden, channels, norm, factor=rescale)
-        self.drop_path = DropPath(drop_path, stream)
+        self.fc1 = Layer(spec.channels, hidden, norm, gelu=True)
+        self.fc2 = Layer(hidden, spec.channels, norm, factor=rescale)
+        self.drop_path = DropPath(drop_path, stream=2 * spec.number + 1)
 
     def sides(self, prefix: str, trunk: Side | None) -> dict[str, Sides]:
         channels = {"trunk": trunk, "hidden": Side(f"{prefix}hidden")}
         return bound(self, prefix, self.roles, channels)
 
     def forward(self, x: Tensor, draws: Draws | None) -> Tensor:
-        """Run this half of the block: (B, N, C) -> (B, N, C)."""
         return self.fc2(self.fc1(x), x, self.drop_path(x, draws))

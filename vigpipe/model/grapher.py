@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vigpipe.config.choices import Norm
 from vigpipe.model import position
 from vigpipe.model.aggregator import AGGREGATORS
-from vigpipe.model.blocks import GraphRule
+from vigpipe.model.blocks import BlockSpec, GraphRule
 from vigpipe.model.graph import check_finite, knn_graph, reduce_k
 from vigpipe.model.keyed_dropout import Draws, DropPath, uniform
 from vigpipe.model.layer import Layer
@@ -156,23 +156,21 @@ class Grapher(nn.Module):
 
     def __init__(
         self,
-        channels: int,
+        spec: BlockSpec,
         hidden: int,
-        rule: GraphRule,
-        aggregator: str,
         norm: Norm,
         drop_path: float,
-        stream: int,
-        grid: Grid,
-        relative: int | None = None,
-        by_raster: bool = False,
-        rescale: float = 1.0,
+        relative: int | None,
+        by_raster: bool,
+        rescale: float,
     ) -> None:
         super().__init__()
-        self.fc1 = Layer(channels, hidden, norm)
-        self.graph_conv = DynamicGraphConv(hidden, rule, aggregator, norm)
-        self.fc2 = Layer(2 * hidden, channels, norm, factor=rescale)
-        self.drop_path = DropPath(drop_path, stream)
+        rule, grid = spec.rule, spec.grid
+        assert rule is not None
+        self.fc1 = Layer(spec.channels, hidden, norm)
+        self.graph_conv = DynamicGraphConv(hidden, rule, spec.aggregator, norm)
+        self.fc2 = Layer(2 * hidden, spec.channels, norm, factor=rescale)
+        self.drop_path = DropPath(drop_path, stream=2 * spec.number)
         self.relative, self.grid, self.by_raster = relative, grid, by_raster
         self.detect_anomaly = ""  # name of the block for the error; empty switches the check off
         table = None
@@ -183,10 +181,7 @@ class Grapher(nn.Module):
         self.register_buffer("relative_pos", table)
 
     def sides(self, prefix: str, trunk: Side | None) -> dict[str, Sides]:
-        """Return the sides of its tensors, whose names begin with the prefix in the model.
-
-        `trunk` is the side of its input and output; None if they stay whole.
-        """
+        """Return the sides of its tensors; `trunk` is that of its input and output."""
         conv = self.graph_conv.gconv
         channels = {
             role: replace(side, group=prefix + side.group) for role, side in conv.channels.items()

@@ -43,9 +43,9 @@ class Draw:
     ) -> None:
         """Fill a part of a tensor with the numbers that filling the whole tensor gives it.
 
-        Numbers are drawn in float32, so that they are the same in every dtype but for rounding.
-        They depend on the name. The target is contiguous; its shape differs from `whole`, that of
-        the whole tensor, in `dim` only, of which it has the `entries`, ascending, int64.
+        Numbers depend on seed and name. They are drawn in float32, so that they are the same in
+        every dtype but for rounding. The target is contiguous; its shape differs from `whole`, that
+        of the whole tensor, in `dim` only, of which it has the `entries`, ascending, int64.
         """
         if self.rule == "constant":
             target.detach().fill_(self.values[0])

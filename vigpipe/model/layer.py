@@ -49,10 +49,9 @@ class Layer(nn.Sequential):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, residual: Tensor | None = None, sample_scale: Tensor | None = None
     ) -> Tensor:
-        """Run the layer: (B, ..., C_in) -> (B, ..., C_out).
+        """Run the layer, and add a residual last: (B, ..., C_in) -> (B, ..., C_out).
 
-        The residual is added last. `sample_scale` are factors, (B,), that samples are multiplied by
-        before that; None for 1.
+        `sample_scale` are factors, (B,), that samples are multiplied by before that; None for 1.
         """
         pointwise, norm = self
         assert isinstance(pointwise, Pointwise)

@@ -43,8 +43,7 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 def header(tensors: Shapes, metadata: Mapping[str, str] | None = None) -> tuple[bytes, list[str]]:
     """Return what a file of some tensors begins with, and in which order their data follow it.
 
-    Equal tensors and metadata have equal headers. The widest dtypes come first, so that all numbers
-    are aligned.
+    Equal tensors and metadata have equal headers. The widest dtypes come first, to be aligned.
     """
     order = sorted(tensors, key=lambda name: (-tensors[name][0].itemsize, name))
     table: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
@@ -124,10 +123,7 @@ def copy_blocks(target: Tensor, source: Tensor) -> None:
 
 
 def blocks(tensor: Tensor, like: Tensor | None = None) -> Iterator[Tensor]:
-    """Yield a contiguous tensor as flat views of a few million bytes.
-
-    With `like`, each view has as many numbers as the views of that tensor have.
-    """
+    """Yield flat views of a contiguous tensor, with as many numbers as a few MiB of `like` have."""
     count = _BLOCK_BYTES // (tensor if like is None else like).itemsize
     flat = tensor.detach().view(-1)
     for first in range(0, len(flat), count):
@@ -137,8 +133,8 @@ def blocks(tensor: Tensor, like: Tensor | None = None) -> Iterator[Tensor]:
 def put_entries(target: Tensor, part: Tensor, entries: Sequence[Tensor | None]) -> None:
     """Write a part of a tensor, a few rows at a time.
 
-    `entries` are the part's indices in each dimension of the target; None for all of a dimension,
-    but not for every one.
+    `entries` are the part's indices in each dimension of the target; None for all of one, but not
+    of every one.
     """
     lists = [torch.arange(n) if e is None else e for n, e in zip(part.shape, entries, strict=True)]
     last = max(i for i, e in enumerate(entries) if e is not None)

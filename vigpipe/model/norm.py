@@ -67,8 +67,7 @@ class BatchNorm(nn.Module):
     ) -> Tensor:
         """Normalise, then apply GELU and add a residual if asked to; see `vigpipe.ops.norm`.
 
-        `sample_scale` are factors, (B,), that samples are multiplied by before the residual is
-        added; `before` is, in training, the bias of the layer before, which x was made without.
+        In training, `before` is the bias of the layer before, (C,), which x was made without.
         """
         if not self.training:
             rows = x.reshape(-1, x.shape[-1])
@@ -163,7 +162,6 @@ class GroupNorm(nn.GroupNorm):
     """GroupNorm, arXiv:1803.08494, over a sample's nodes and a group of channels, channels last."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise: (B, ..., C) -> (B, ..., C)."""
         return super().forward(input.movedim(-1, 1)).movedim(1, -1)
 
 
@@ -194,8 +192,8 @@ def make_norm(kind: Norm, num_channels: int) -> nn.Module:
 def merge_stats(stats: Tensor) -> Tensor:
     """Merge the statistics of disjoint sets of values, in the given order: (sets, 3, C) -> (3, C).
 
-    Chan, Golub, LeVeque 1983, "Algorithms for computing the sample variance", equation 2.1. The
-    statistics are those of `BatchNorm.record`; a set may be empty.
+    Chan, Golub, LeVeque 1983, "Algorithms for computing the sample variance", equation 2.1. For
+    each set, which may be empty, there is what `BatchNorm.record` takes.
     """
     count, mean, deviation = stats[0].clone()
     for other_count, other_mean, other_deviation in stats[1:]:

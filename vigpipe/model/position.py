@@ -15,10 +15,7 @@ def pooled_grid(grid: Grid, reduction: int) -> Grid:
 
 
 def resized_embedding(table: Tensor, grid: Grid) -> Tensor:
-    """Resize a positional embedding to another grid, bicubically in both directions.
-
-    (1, C, H0, W0) -> (1, C, H, W).
-    """
+    """Resize a positional embedding bicubically: (1, C, H0, W0) -> (1, C, H, W)."""
     if tuple(table.shape[2:]) == grid:
         return table
     wide = table.float() if table.dtype in (torch.bfloat16, torch.float16) else table

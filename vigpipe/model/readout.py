@@ -64,10 +64,7 @@ class Readout(nn.Sequential):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, draws: Draws | None, pre_logits: bool = False
     ) -> Tensor:
-        """Classify nodes: (B, H, W, C) -> (B, num_classes); without pooling (B, H, W, ...).
-
-        With `pre_logits`, the result is the hidden layer, (B, 1024).
-        """
+        """Classify nodes, (B, H, W, C); with `pre_logits`, return the hidden layer, (B, 1024)."""
         widen, norm, act, dropout, classify = self
         if self.pool:
             x = x.flatten(1, 2).mean(1) if self.tokens is None else self.tokens.mean(x)

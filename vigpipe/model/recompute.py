@@ -43,10 +43,7 @@ def build_or_replay(build: Callable[[], Tensor]) -> Tensor:
 
 
 def run_with_recompute(block: Callable[..., Any], *inputs: Any) -> Any:  # noqa: ANN401
-    """Call `block(*inputs)`, saving only inputs, outputs and graphs for the backward.
-
-    The backward calls the block again with the same inputs.
-    """
+    """Call `block(*inputs)`, keeping only inputs, outputs and graphs; the backward repeats it."""
     record: list[Tensor] = []
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

@@ -35,10 +35,7 @@ class Side:
     run: int = 1  # number of neighbouring entries that belong to a channel
 
     def entries(self, channels: Tensor, num_channels: int) -> Tensor:
-        """Return the entries that belong to some of a group's channels.
-
-        (c,) int64, ascending -> (repeats * c * run,) int64, ascending.
-        """
+        """Return which entries, ascending, belong to some of a group's channels, ascending."""
         firsts = torch.arange(self.repeats) * num_channels
         repeated = (firsts[:, None] + channels).flatten()
         return (repeated[:, None] * self.run + torch.arange(self.run)).flatten()
@@ -69,8 +66,7 @@ def bound(
 ) -> dict[str, Sides]:
     """Replace the roles of a module's tensors by sides; leave out those of tensors that it lacks.
 
-    The prefix is what the tensors' names begin with in the model, and in the result. `channels` has
-    the side that each role stands for; None for dimensions that stay whole.
+    `channels` has the side that each role stands for; None for dimensions that stay whole.
     """
     present = module.state_dict().keys()
     return {

@@ -58,10 +58,7 @@ class ConvStem(nn.Module):
 class Downsample(nn.Module):
     """Halve height and width and change the channels, between two stages of a pyramid."""
 
-    roles: ClassVar[Roles] = {
-        **within("conv.0.", CONV_ROLES),
-        **within("conv.1.", NORM_ROLES),
-    }
+    roles: ClassVar[Roles] = {**within("conv.0.", CONV_ROLES), **within("conv.1.", NORM_ROLES)}
 
     def __init__(self, in_channels: int, out_channels: int, norm: Norm) -> None:
         super().__init__()

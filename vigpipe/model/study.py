@@ -74,7 +74,7 @@ class GraphConv(nn.Module):
 
 
 class StudyHalf(nn.Module):
-    """Half of a block: widen, convolve over the graph or not, GELU, narrow, residual.
+    """Half of a block: widen, convolve over the graph or not, GELU, narrow, residual: (B, N, C).
 
     The fused version never holds the whole hidden layer in memory. `rescale` multiplies the last
     product before its bias is added. `graph` has the arguments of the graph convolution, if any.
@@ -100,7 +100,6 @@ class StudyHalf(nn.Module):
         self.drop_path, self.rescale = DropPath(drop_path, stream), rescale
 
     def forward(self, x: Tensor, draws: Draws | None) -> Tensor:
-        """Run this half of the block: (B, N, C) -> (B, N, C)."""
         sample_scale, conv = self.drop_path(x, draws), self.graph_conv
         has_batch_norm = isinstance(self.fc1[1], BatchNorm)
         if self.fused and has_batch_norm and (conv is None or conv.graph == "grid"):
@@ -194,7 +193,6 @@ class StudyBlock(nn.Module):
         self.grapher, self.ffn = grapher, ffn
 
     def forward(self, x: Tensor, draws: Draws | None) -> Tensor:
-        """Run the block: (B, N, C) -> (B, N, C)."""
         return region("ffn", self.ffn, region("grapher", self.grapher, x, draws), draws)
 
 

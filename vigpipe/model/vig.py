@@ -147,28 +147,22 @@ class VisionGnn(StagedModel):
             self.pos_embed = nn.Parameter(torch.zeros(1, shape.channels[0], *grid))
             self.backbone = nn.ModuleDict()
             for i, spec in enumerate(specs):
-                rule, channels, number = spec.rule, spec.channels, spec.number
-                if rule is None:
-                    self.backbone[str(i)] = Downsample(spec.before[1], channels, norm)
+                if spec.rule is None:
+                    self.backbone[str(i)] = Downsample(spec.before[1], spec.channels, norm)
                     continue
-                whole = wide.channels[spec.stage]
-                is_relative = shape.relative and rule.policy in ("knn", "lookahead")
+                whole, rate = wide.channels[spec.stage], rates[spec.number]
+                is_relative = shape.relative and spec.rule.policy in ("knn", "lookahead")
                 grapher = Grapher(
-                    channels,
+                    spec,
                     _conv_width(whole, narrow, spec.aggregator, i),
-                    rule,
-                    spec.aggregator,
                     norm,
-                    rates[number],
-                    stream=2 * number,
-                    grid=spec.grid,
+                    rate,
                     relative=whole if is_relative else None,
                     by_raster=compat == "reference",
                     rescale=rescale,
                 )
                 hidden = divided_width(4 * whole, narrow, f"the FFN of block {i}")
-                ffn = FFN(channels, hidden, norm, rates[number], 2 * number + 1, rescale)
-                self.backbone[str(i)] = Block(grapher, ffn)
+                self.backbone[str(i)] = Block(grapher, FFN(spec, hidden, norm, rate, rescale))
             stream = 2 * sum(shape.blocks)
             self.prediction = Readout(
                 shape.channels[-1], num_classes, norm, drop_rate, stream, global_pool, head
@@ -181,10 +175,7 @@ class VisionGnn(StagedModel):
     # ---- stages of a pipeline ---------------------------------------------------------------
 
     def boundary_shape(self, block: int) -> tuple[int, ...]:
-        """Return the shape of one sample's input to a block, or to the readout.
-
-        It is (H, W, C), or (H, W, C + K) if the block needs the graph of an earlier block.
-        """
+        """Return (H, W, C), or (H, W, C + K) if the block needs the graph of an earlier block."""
         if block == len(self.specs):
             return (*self.specs[-1].grid, self.specs[-1].channels)
         (height, width), channels = self.specs[block].before

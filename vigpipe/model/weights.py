@@ -251,11 +251,8 @@ def match_state(
       interpolated along the raster with `compat="reference"`, else computed anew, with positions
       relative to the image. A missing one is computed. Blocks of a pyramid that make no kNN graph
       have none, and leave the file's out;
-    - floating-point tensors are cast to the model's dtype.
-
-    Tensors have the authors' names (`to_reference_names`). With `new_classifier`, the model keeps
-    its own last layer; otherwise another number of classes is a difference, too. The source is
-    where the tensors come from, for the error.
+    - floating-point tensors are cast to the model's dtype;
+    - with `new_classifier`, the model keeps its own last layer, whatever the number of classes.
     """
     model_state = model.state_dict()
     matched = with_relative_positions(state, model_state, model)

@@ -104,7 +104,7 @@ class WideShare:
         return [products[name] for name in names]
 
     def product_of_inputs(self, x: Tensor, name: str) -> Tensor:
-        """Multiply features by weights, (d, d'), of which a rank has the rows of its inputs.
+        """Multiply by weights, (d, d'), of which a rank has the rows of its inputs.
 
         Given the rank's columns of features, (n, d / m), return its columns of x W, (n, d' / m).
         """

@@ -27,7 +27,8 @@ Features = Tensor | SparseRows  # (n, C); the graph's own may be sparse
 class Edges:
     """The edges between nodes of which one rank has all.
 
-    A rank has n nodes, and the edges end in the first m of them, which usually are all.
+    A rank has n nodes, and the edges end in the first m of them, which usually are all. Methods
+    with the names of functions of `ops.sparse` do what these do.
     """
 
     overlaps: bool = False  # a sum and a product that are asked for together take less time
@@ -60,11 +61,7 @@ class Edges:
         return Edges(self.adjacency.with_loops(), fused=self.fused)
 
     def sums(self, x: Tensor, weighting: Weighting, added: Tensor | None = None) -> Tensor:
-        """Sum what the edges bring, with weights that follow from the graph: (n, C) -> (m, C).
-
-        The weighting is that of `Adjacency.weights`. What is added to the sums is (m, C), or
-        (C,) for all targets.
-        """
+        """Sum what the edges bring, (n, C) -> (m, C); see `ops.sparse.constant_sum`."""
         return constant_sum(self.adjacency, x, weighting, added, fused=self.fused)
 
     def sums_then_product(
@@ -106,14 +103,9 @@ class Edges:
         return y if beside is None else linear(*beside, y, fused=self.fused)
 
     def own_and_mean(self, both: Tensor) -> Tensor:
-        """Add what a node has for itself to the mean of what its edges bring: (n, 2 C) -> (m, C).
-
-        The first half of the channels is what a node sends, the second what it has for itself.
-        """
         return own_and_mean(self.adjacency, both, fused=self.fused)
 
     def maximum(self, x: Tensor) -> Tensor:
-        """Take the maximum of what the edges bring, for every channel: (n, C) -> (m, C)."""
         return maximum(self.adjacency, x, fused=self.fused)
 
     def pair_keys(self, keys: Tensor) -> Tensor:
@@ -121,29 +113,16 @@ class Edges:
         return pair_keys(keys[self.adjacency.targets], keys[self.adjacency.indices])
 
     def pair_softmax(self, of_sources: Tensor, of_targets: Tensor, slope: float) -> Tensor:
-        """Take the softmax of leaky_relu(of_sources[j] + of_targets[i]) over the edges into i.
-
-        (n, H), (m, H) -> (e, H). The slope is the leaky ReLU's where its input is below 0.
-        """
         return pair_softmax(self.adjacency, of_sources, of_targets, slope, fused=self.fused)
 
     def pair_scores(self, left: Tensor, right: Tensor, weights: Tensor, slope: float) -> Tensor:
-        """Score an edge from j to i by the product of weights and leaky_relu(left[j] + right[i]).
-
-        (n, H * c), (m, H * c), and each head's weights, (H, c) -> (e, H).
-        """
         return pair_scores(self.adjacency, left, right, weights, slope, fused=self.fused)
 
     def edge_softmax(self, scores: Tensor) -> Tensor:
-        """Take the softmax over the edges that end in the same node: (e, H) -> (e, H)."""
         return edge_softmax(self.adjacency, scores, fused=self.fused)
 
     def attention_sum(self, shares: Tensor, x: Tensor) -> Tensor:
-        """Sum what the edges bring, each with its share for every head.
-
-        (e, H), (n, H * c) -> (m, H * c), with the channels of the heads side by side.
-        """
-        by_heads = x.unflatten(1, (shares.shape[1], -1))
+        by_heads = x.unflatten(1, (shares.shape[1], -1))  # the channels of heads are side by side
         return attention_sum(self.adjacency, shares, by_heads, fused=self.fused).flatten(1)
 
     def normalised(self, norm: nn.Module, x: Tensor) -> Tensor:

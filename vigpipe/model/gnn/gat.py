@@ -31,11 +31,7 @@ class AttentionLayer(GraphLayer):
         self.bias = nn.Parameter(torch.zeros(out_channels))
 
     def attend(self, shares: Tensor, values: Tensor, edges: Edges, keys: Tensor | None) -> Tensor:
-        """Sum values with the shares, to which dropout is applied: (n, H * c) -> (m, H * c).
-
-        The shares are the softmax of the edges' scores, (e, H), self-loops included. `keys` are the
-        nodes' keys, (n,); None in evaluation mode.
-        """
+        """Sum values, (n, H * c), with the edges' shares, (e, H), to which dropout is applied."""
         if self.attention_dropout.is_on:
             assert keys is not None
             edge_keys = edges.pair_keys(keys.to(shares.device))

@@ -74,10 +74,7 @@ class GraphLayer(nn.Module):
     def sides(
         self, prefix: str, index: int, ends: tuple[Side | None, Side | None]
     ) -> dict[str, Sides]:
-        """Return the sides of the layer's tensors, whose names begin with the prefix in the model.
-
-        `ends` are the sides of its input and of its output; None for one that stays whole.
-        """
+        """Return the sides of the layer's tensors, from those of its input and output, `ends`."""
         before, after = ends
         channels = {
             "in": before,
@@ -124,8 +121,7 @@ class GraphLayer(nn.Module):
     ) -> Tensor:
         """Reduce what the edges bring to the targets: (n, M) -> (m, A).
 
-        `own` are the features of the targets, (m, C), after dropout; `keys` are the keys of the
-        nodes, (n,), and None in evaluation mode.
+        `own` are the targets' features, (m, C), after dropout. In evaluation mode `keys` are None.
         """
         raise NotImplementedError
 

@@ -50,7 +50,6 @@ class GraphModel(StagedModel):
         self.convs = nn.ModuleDict({str(i): layer for i, layer in enumerate(layers)})
 
     def boundary_shape(self, block: int) -> tuple[int, ...]:
-        """Return the shape of a node's input to a layer, or to the readout: (C,)."""
         if block == 0:
             return (self.in_channels,)
         return (self.num_classes if block == self.num_layers else self.width,)
@@ -211,10 +210,10 @@ class Gcn2Model(GraphModel):
         return torch.cat((first, first), dim=1)
 
     def slicing(self, partition_input: bool = False) -> Slicing:
-        """Make the table of `StagedModel.slicing`.
+        """Make the table of `StagedModel.slicing`, with one group.
 
-        There is one group, because the first features are added to those of every layer, both
-        before and after these are multiplied by its weights.
+        The first features are added to those of every layer, both before and after these are
+        multiplied by its weights.
         """
         side = Side("channels")
         others = {
