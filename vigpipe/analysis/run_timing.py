@@ -111,9 +111,8 @@ def gather_timing(rank_state: RankState, first_clocks: Sequence[ClockReading]) -
     assert recorder is not None
     last_clocks = read_clocks()
     own_clocks = first_clocks[recorder.rank], last_clocks[recorder.rank]
-    rows = recorder.take_rows()
     own = (
-        rows,
+        recorder.take_rows(),
         {
             # Those with full batches, or all if none has one; all ranks choose the same ones.
             phase: [_on_rank_0(s, *own_clocks) for s in [s for s in kept if s.is_full] or kept]
@@ -125,19 +124,17 @@ def gather_timing(rank_state: RankState, first_clocks: Sequence[ClockReading]) -
     by_rank = _gathered(own, rank_state)
     if by_rank is None:
         return None
-    all_rows = [row for rows, *_ in by_rank for row in rows]
+    rows_by_rank, steps, costs, peaks = zip(*by_rank, strict=True)
+    all_rows = [row for rows in rows_by_rank for row in rows]
     train = step_statistics(all_rows, "train")
     return Timing(
         layout=rank_state.run.layout,
         num_warmup=recorder.num_warmup,
         rows=all_rows,
-        steps={
-            phase: {rank: steps[phase] for rank, (_, steps, *_) in enumerate(by_rank)}
-            for phase in PHASES
-        },
+        steps={phase: dict(enumerate(own[phase] for own in steps)) for phase in PHASES},
         clock_error_seconds=clock_error(first_clocks, last_clocks),
-        overhead=0.0 if train is None else max(cost for *_, cost, _ in by_rank) / train.median,
-        peak_bytes=[peak for *_, peak in by_rank],
+        overhead=0.0 if train is None else max(costs) / train.median,
+        peak_bytes=list(peaks),
         members=members(rank_state.run.job.unit),
     )
 

@@ -59,13 +59,11 @@ def report_anomaly(message: str) -> None:
 def check_finite(x: Tensor, block: str) -> None:
     """Raise FloatingPointError if a node of (B, N, C) has a NaN or an infinite feature."""
     bad = ~x.isfinite().all(-1)  # (B, N)
-    if not bad.any():
-        return
-    message = (
-        f"{block}: {int(bad.sum())} of {bad.numel()} nodes, in {int(bad.any(1).sum())} of "
-        f"{len(bad)} images, have NaN or infinite features before the graph is made"
-    )
-    report_anomaly(message)
+    if bad.any():
+        report_anomaly(
+            f"{block}: {int(bad.sum())} of {bad.numel()} nodes, in {int(bad.any(1).sum())} of "
+            f"{len(bad)} images, have NaN or infinite features before the graph is made"
+        )
 
 
 @torch.no_grad()

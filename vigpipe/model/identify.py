@@ -90,12 +90,11 @@ def identify(state: Mapping[str, Tensor], source: str = "these weights") -> Vari
 
 
 def convert(source: Path, target: Path, *, ema: bool = False, overwrite: bool = False) -> str:
-    """Convert a weights file to safetensors with the authors' names.
+    """Convert a weights file to safetensors with the authors' names, and name its variant.
 
     It is written in float64 if the file has tensors of that type, and in float32 otherwise. The
-    metadata say which model to build: model, num_classes, in_chans, img_size ("224x224"), and the
-    result is the name of the variant. With `ema`, the running average of the weights is converted
-    instead of the weights.
+    metadata say which model to build: model, num_classes, in_chans, img_size ("224x224"). With
+    `ema`, the running average of the weights is converted instead of the weights.
     """
     if source.exists() and target.exists() and source.samefile(target):
         raise InputError(f"{target}: is the file to convert itself; choose another name")

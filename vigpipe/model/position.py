@@ -31,9 +31,8 @@ def relative_distance(
     The table is -2 P Q^T / C. P is the sine-cosine embedding of the nodes (He et al. 2021, MAE,
     arXiv:2111.06377); Q, that of the candidates, is P averaged over the r x r nodes that make up a
     candidate. With `base`, the positions of the nodes are scaled to the range of that grid, so that
-    a table for larger images keeps its meaning relative to the image.
-
-    With C channels, a multiple of 4, and r the reduction, it is (1, N, M) float32.
+    a table for larger images keeps its meaning relative to the image. It is (1, N, M) float32; C
+    is a multiple of 4.
     """
     table = _sine_cosine(channels, grid, base or grid)
     pooled = table

@@ -26,9 +26,9 @@ _listener: Listener | None = None
 def region(name: str, function: Callable[..., Any], *inputs: Any) -> Any:  # noqa: ANN401
     """Call `function(*inputs)` as a named region that a listener may time.
 
-    A listener may replace an input that carries a gradient by an alias. To keep the order in which
-    gradients are summed, and thus every bit of the sum, such an input must either be used nowhere
-    outside the region, or only once inside it. The name is relative to the region around it.
+    The name is relative to the region around it. A listener may replace an input that carries a
+    gradient by an alias. To keep the order in which gradients are summed, and thus every bit of the
+    sum, such an input is used either nowhere outside the region, or only once inside it.
     """
     if _listener is None or torch.compiler.is_compiling():
         return function(*inputs)

@@ -77,7 +77,7 @@ class StudyHalf(nn.Module):
     """Half of a block: widen, convolve over the graph or not, GELU, narrow, residual: (B, N, C).
 
     The fused version never holds the whole hidden layer in memory. `rescale` multiplies the last
-    product before its bias is added. `graph` has the arguments of the graph convolution, if any.
+    product before its bias is added.
     """
 
     fused = True
@@ -91,7 +91,7 @@ class StudyHalf(nn.Module):
         drop_path: float,
         stream: int,
         rescale: float = 1.0,
-        graph: tuple[Graph, Grid] | None = None,
+        graph: tuple[Graph, Grid] | None = None,  # of the graph convolution, if there is one
     ) -> None:
         super().__init__()
         self.fc1 = nn.Sequential(nn.Linear(channels, hidden), make_norm(norm, hidden))

@@ -14,30 +14,26 @@ With two virtual stages, rank 0 holds stages 0 and 2 (F2.1: forward of micro-bat
 """
 
 import math
-from functools import cache
-from pkgutil import resolve_name
 from typing import Literal, get_args
 
+from vigpipe.schedules import alternating, breadth_first
 from vigpipe.schedules.rule import Action, Degrees, Rule
 
 Schedule = Literal["gpipe", "1f1b", "interleaved1f1b", "loopedbfs"]
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
-_RULES: dict[Schedule, str] = {
-    "gpipe": "breadth_first:GPIPE",
-    "1f1b": "alternating:ONE_F_ONE_B",
-    "interleaved1f1b": "alternating:INTERLEAVED_1F1B",
-    "loopedbfs": "breadth_first:LOOPED_BFS",
+_RULES: dict[Schedule, Rule] = {
+    "gpipe": breadth_first.GPIPE,
+    "1f1b": alternating.ONE_F_ONE_B,
+    "interleaved1f1b": alternating.INTERLEAVED_1F1B,
+    "loopedbfs": breadth_first.LOOPED_BFS,
 }
 Orders = tuple[tuple[Action, ...], ...]  # the actions of each rank of a pipeline, by pipeline_rank
+VIRTUAL: tuple[Schedule, ...] = tuple(name for name in SCHEDULES if _RULES[name].is_virtual)
 
 
-@cache
 def rule_of(schedule: Schedule) -> Rule:
     """Return what there is to know of a schedule."""
-    return resolve_name(f"{__name__}.{_RULES[schedule]}")
-
-
-VIRTUAL: tuple[Schedule, ...] = tuple(name for name in SCHEDULES if rule_of(name).is_virtual)
+    return _RULES[schedule]
 
 
 def messages_ahead(schedule: Schedule, device: str) -> float:

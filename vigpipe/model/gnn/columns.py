@@ -10,6 +10,7 @@ No rank makes a tensor with d or d' entries in a dimension.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -50,30 +51,24 @@ class Columns(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class WideShare:
     """One rank's part of the tensors of a model, or of the part whose names begin with a prefix.
 
     Of every tensor that has sides, `owned` has the entries of the rank's block of channels in the
     dimension `slicing.owned(name)`. They may be mapped from a file, and on another device than the
-    features. `whole` are the tensors without sides. At most `chunk` rows of the graph's features
-    are read at a time.
+    features.
     """
 
-    def __init__(
-        self,
-        slicing: Slicing,
-        owned: Mapping[str, Tensor],
-        whole: Mapping[str, Tensor],
-        columns: Columns,
-        chunk: int,
-        prefix: str = "",
-    ) -> None:
-        self.slicing, self.owned, self.whole = slicing, owned, whole
-        self.columns, self.chunk, self.prefix = columns, chunk, prefix
+    slicing: Slicing
+    owned: Mapping[str, Tensor]
+    whole: Mapping[str, Tensor]  # the tensors without sides
+    columns: Columns
+    chunk: int  # most rows of the graph's features that are read at a time
+    prefix: str = ""
 
     def of(self, prefix: str) -> "WideShare":
-        prefix = self.prefix + prefix
-        return WideShare(self.slicing, self.owned, self.whole, self.columns, self.chunk, prefix)
+        return replace(self, prefix=self.prefix + prefix)
 
     def tensor(self, name: str, device: torch.device) -> Tensor:
         """Return a tensor, or the rank's part of it, on a device.
