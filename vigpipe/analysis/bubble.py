@@ -35,11 +35,7 @@ def explain_bubble(
     if layout.pipeline_size == 1 or not accounts or not all(steps.get(a.rank) for a in accounts):
         return None
     step = fmean(account.step_seconds for account in accounts)
-    chains = [
-        _waits(times, layout)
-        for replica in range(layout.num_replicas)
-        for times in _times(steps, layout, replica)
-    ]
+    chains = [_waits(times, layout) for times in _times(steps, layout)]
     equal, unequal, varying = (fmean(waits) / step for waits in zip(*chains, strict=True))
     measured = fmean(account.waiting for account in accounts) / step
     return Bubble(
@@ -64,23 +60,21 @@ def ideal_bubble(layout: Layout) -> float:
 Times = dict[SpanKind, list[list[float]]]  # seconds by kind, stage and micro-batch
 
 
-def _times(
-    steps: Mapping[int, Sequence[RecordedStep]], layout: Layout, replica: int
-) -> list[Times]:
-    """Return the measured seconds of one replica's forwards and backwards, one entry per step."""
-    ranks = [rank for rank in steps if layout.replica_index(rank) == replica]
+def _times(steps: Mapping[int, Sequence[RecordedStep]], layout: Layout) -> list[Times]:
+    """Return the measured seconds of forwards and backwards, of each replica in each step."""
     num_stages, num_microbatches = layout.num_stages, layout.num_microbatches
-    by_step: list[Times] = []
-    for same_step in zip(*(steps[rank] for rank in ranks), strict=True):
-        times: Times = {
-            kind: [[0.0] * num_microbatches for _ in range(num_stages)] for kind in COMPUTE
-        }
-        for step in same_step:
-            for span in step.spans:
+    measured: list[Times] = []
+    for replica in range(layout.num_replicas):
+        own = [of_rank for rank, of_rank in steps.items() if layout.replica_index(rank) == replica]
+        for same_step in zip(*own, strict=True):
+            times: Times = {
+                kind: [[0.0] * num_microbatches for _ in range(num_stages)] for kind in COMPUTE
+            }
+            for span in (span for step in same_step for span in step.spans):
                 if span.kind in COMPUTE:
                     times[span.kind][span.stage][span.microbatch] += span.seconds
-        by_step.append(times)
-    return by_step
+            measured.append(times)
+    return measured
 
 
 def _waits(times: Times, layout: Layout) -> list[float]:
@@ -116,9 +110,7 @@ def _wait(spans: Sequence[Span], layout: Layout) -> float:
 
 def mean_times(steps: Mapping[int, Sequence[RecordedStep]], layout: Layout) -> Times:
     """Average every stage's measured forward and backward over replicas, steps, micro-batches."""
-    samples = [
-        times for replica in range(layout.num_replicas) for times in _times(steps, layout, replica)
-    ]
+    samples = _times(steps, layout)
     return {
         kind: [
             [fmean(value for sample in samples for value in sample[kind][stage])]

@@ -27,18 +27,15 @@ class StagedModel(nn.Module):
         num_classes: number of logits.
 
     Attributes:
-        num_classes: number of logits.
         span: index of the first block that is present, and the index after the last.
         has_stem: whether the stem is present.
         has_readout: whether the readout is present.
         recompute: discard the activations inside blocks, and compute them again in the backward.
         input_channels: indices of the input's channels that the model takes, ascending; None for
             all. Models of images always take all.
-        stem_names: attributes that make up the stem.
-        blocks_name: attribute that holds the blocks.
-        readout_names: attributes that make up the readout.
     """
 
+    # The attributes that make up the stem, hold the blocks, and make up the readout.
     stem_names: ClassVar[tuple[str, ...]] = ()
     blocks_name: ClassVar[str] = "blocks"
     readout_names: ClassVar[tuple[str, ...]] = ()

@@ -16,7 +16,7 @@ class ConvStem(nn.Module):
 
     ViG's stem for 224x224 images has five convolutions of widths C/8, C/4, C/2, C, C. All but the
     last have stride 2, so that one node stands for a 16x16 patch (arXiv:2206.00272, reference code
-    `vig_pytorch/vig.py`). `widths` and `strides` are those of the convolutions in order.
+    `vig_pytorch/vig.py`).
     """
 
     def __init__(

@@ -283,11 +283,9 @@ class VisionGnn(StagedModel):
             grapher.detect_anomaly = f"block {name}" if enable else ""
 
     def _graphers(self) -> Iterator[tuple[str, Grapher]]:
-        for name, block in self.backbone.items():
-            if isinstance(block, Block):
-                grapher = block[0]
-                assert isinstance(grapher, Grapher)
-                yield name, grapher
+        for name, module in self.named_modules():
+            if isinstance(module, Grapher):
+                yield name.split(".")[1], module  # backbone.3.0
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, keys: Tensor | Draws | None = None, return_graph: bool = False
