@@ -12,9 +12,8 @@ from benchmarks.alone import MB, set_up, write_page
 from benchmarks.options import VigBench
 from benchmarks.products import Products
 from benchmarks.side_by_side import alternate
-from vigpipe.config.choices import MODELS
+from vigpipe.config.choices import MODELS, parse_names
 from vigpipe.messages import tell
-from vigpipe.model.blocks import parse_names
 from vigpipe.model.variants import VIG_SHAPES
 from vigpipe.selftest.compared import relative_difference
 from vigpipe.selftest.turns import Entry, best_reference, ratios, take_turns

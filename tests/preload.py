@@ -20,6 +20,7 @@ MODULES = [
     "vigpipe.cli",
     "vigpipe.commands.check",
     "vigpipe.commands.plan",
+    "vigpipe.commands.plan_ways",
     "vigpipe.commands.predict",
     "vigpipe.commands.time",
     "vigpipe.graphs.job",

@@ -51,6 +51,22 @@ REFUSED = [
     "time --steps 3",
     "time --lr -1",
     "plan --lr -1",
+    "plan --bandwidth -1",
+    "plan --profile nowhere.json",
+    "plan --ranks 1",
+    "plan --shards 2",
+    "plan --out README.md",
+    "predict --weights nowhere --dp 0",
+    "predict --weights nowhere --batch-size 0",
+    "predict --weights nowhere --split test",
+    "predict --weights nowhere --data sbm:300 x.png",
+    "selftest --budget -1",
+    "selftest --parts nonsense",
+    "graph --image x.png --out README.md",
+    "dataset prepare sbm:300 README.md",
+    "dataset prepare sbm:300 nowhere --seed -1",
+    "dataset debian README.md",
+    "weights convert nowhere README.md",
 ]
 
 
@@ -85,7 +101,7 @@ NOT_OF_THE_DEFAULT_JOB = {
     *("matplotlib", "pandas", "plotly", "pymetis", "scipy", "sklearn", "torch_geometric"),
     *("vigpipe.api", "vigpipe.graphs", "vigpipe.inference", "vigpipe.profiling"),
     *("vigpipe.report", "vigpipe.selftest", "vigpipe.commands.check", "vigpipe.commands.time"),
-    *("vigpipe.commands.plan", "vigpipe.commands.predict"),
+    *("vigpipe.commands.plan", "vigpipe.commands.predict", "vigpipe.commands.start_plan"),
 }
 
 

@@ -14,6 +14,7 @@ from vigpipe.commands.program import run_program
 from vigpipe.config.choices import Shell
 from vigpipe.config.options import TrainConfig, check_numbers, check_timed_steps
 from vigpipe.config.verbs import (
+    MADE_BY_GRAPH,
     GraphConfig,
     PlanConfig,
     PredictConfig,
@@ -22,6 +23,7 @@ from vigpipe.config.verbs import (
     TimeConfig,
 )
 from vigpipe.errors import WRONG_INPUT, InputError
+from vigpipe.files.outputs import check_converted_file, check_new_file
 from vigpipe.messages import one_line, tell
 from vigpipe.run.folder import RUN_FILES
 from vigpipe.start import run_on_ranks
@@ -109,8 +111,8 @@ def make_app(arguments: list[str]) -> App:
     @app.command
     def plan(*, config: Options[PlanConfig] = PlanConfig()) -> int:  # noqa: B008
         """Measure the blocks, and find the cut, micro-batches and schedule of the fastest step."""
-        check_numbers(config)  # before what measures and searches is imported, and torch with it
-        from vigpipe.commands.plan import run_plan
+        check_numbers(config)
+        from vigpipe.commands.start_plan import run_plan
 
         return run_plan(config, arguments)
 
@@ -137,14 +139,20 @@ def make_app(arguments: list[str]) -> App:
     @app.command
     def selftest(*, config: Options[SelftestConfig] = SelftestConfig()) -> int:  # noqa: B008
         """Test and measure all that this machine can do, and write one page about it."""
-        from vigpipe.selftest.run import run_selftest
+        from vigpipe.selftest.asked import budget_seconds, part_names
+
+        part_names(config.parts)
+        budget_seconds(config.budget)
+        from vigpipe.selftest.run import run_selftest  # imports torch
 
         return run_selftest(config)
 
     @app.command
     def graph(*, config: Options[GraphConfig]) -> None:
         """Draw which patches of an image a node is connected to."""
-        from vigpipe.commands.graph import draw_graph
+        suffixes = (".png", ".pdf", ".svg")
+        check_new_file(config.out, "--out ", suffixes, mark=MADE_BY_GRAPH, overwrite=None)
+        from vigpipe.commands.graph import draw_graph  # imports torch
 
         draw_graph(config)
 
@@ -156,7 +164,7 @@ def make_app(arguments: list[str]) -> App:
             images: image files, or folders of them.
             config: the options.
         """
-        from vigpipe.commands.predict import run_predict
+        from vigpipe.commands.start_predict import run_predict
 
         return run_predict(config, images, arguments)
 
@@ -245,7 +253,8 @@ def make_app(arguments: list[str]) -> App:
             target: the .safetensors file to write.
             overwrite: replace the target if it is there.
         """
-        from vigpipe.model.identify import convert as write
+        check_converted_file(source, target, overwrite=overwrite)
+        from vigpipe.model.identify import convert as write  # imports torch
         from vigpipe.model.weights import read_weights
 
         name = write(source, target, overwrite=overwrite)

@@ -155,7 +155,7 @@ def test_wrong_use_is_one_sentence(here, capsys):
 
 
 def test_a_cluster_that_cannot_be_is_refused_before_any_rank_is_started(capsys, monkeypatch):
-    monkeypatch.setattr("vigpipe.commands.plan.run_on_ranks", lambda *_, **__: 0)
+    monkeypatch.setattr("vigpipe.commands.start_plan.run_on_ranks", lambda *_, **__: 0)
     assert plan("--ranks-per-host", "0") == plan("--latency", "-5us") == 2
     assert len(capsys.readouterr().err.splitlines()) == 2
 
@@ -165,7 +165,7 @@ def quick(monkeypatch):
     """Measure as little as can be, as on a host with one GPU."""
     for module, name, value in FEWEST:
         monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr("vigpipe.commands.cluster.count_gpus", lambda _: 1)
+    monkeypatch.setattr("vigpipe.commands.start_plan.ranks_to_measure", lambda *_: 1)
 
 
 @pytest.mark.usefixtures("quick")

@@ -99,7 +99,7 @@ def test_wrong_use_is_one_sentence(known, capsys):
 def test_what_was_measured_is_written_and_predicts_again(here, capsys, monkeypatch):
     for module, name, value in AS_FEW:
         monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr("vigpipe.commands.cluster.count_gpus", lambda _: 1)
+    monkeypatch.setattr("vigpipe.commands.start_plan.ranks_to_measure", lambda *_: 1)
     monkeypatch.setattr("vigpipe.profiling.ways.has_own_cores", lambda _: True)
     assert plan("--out", "x.json", "--threads", "1") == 0
     stdout, stderr = capsys.readouterr()

@@ -7,7 +7,6 @@ import re
 from vigpipe.config.options import flag
 from vigpipe.config.verbs import PlanConfig
 from vigpipe.errors import InputError
-from vigpipe.launch.device import count_gpus
 from vigpipe.launch.environment import from_environment, threads_per_rank
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
@@ -78,6 +77,8 @@ def ranks_to_measure(config: PlanConfig, num_ranks: int) -> int:
     launch = from_environment(os.environ)
     if launch.launcher != "alone" or config.profile is not None or num_ranks == 1:
         return launch.world_size
+    from vigpipe.launch.device import count_gpus  # imports torch
+
     if num_gpus := count_gpus(config.device):
         return min(num_ranks, num_gpus)
     cores = threads_per_rank(None, 1, {})

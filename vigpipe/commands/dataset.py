@@ -1,22 +1,19 @@
-"""The commands `vigpipe dataset`: make graphs to train on, and check them."""
+"""The commands `vigpipe dataset`: make graphs to train on, and check them.
+
+What takes seconds to import is imported when the options have been checked.
+"""
 
 import zipfile
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from vigpipe.config.verbs import PrepareConfig
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import replacing
-from vigpipe.files.outputs import check_new_file
-from vigpipe.graphs import debian
-from vigpipe.graphs.partitions.make import make_partition
-from vigpipe.graphs.prepared.graph import PreparedGraph
-from vigpipe.graphs.prepared.manifest import Manifest
-from vigpipe.graphs.prepared.read import check_folder
-from vigpipe.graphs.prepared.write import check_new_folder, write_folder
-from vigpipe.graphs.sources import open_graph
+from vigpipe.files.outputs import check_new_file, check_new_folder
+
+if TYPE_CHECKING:
+    from vigpipe.graphs.prepared.manifest import Manifest
 
 MADE_BY = "vigpipe dataset debian"  # the comment of the .npz file
 
@@ -31,6 +28,10 @@ def make_debian_graph(out: Path, lists: Path | None = None) -> None:
             lists.
     """
     check_new_file(out, "", (".npz",), mark=MADE_BY, overwrite=None)
+    import numpy as np
+
+    from vigpipe.graphs import debian
+
     arrays: dict[str, Any] = debian.make_arrays(debian.read_packages(lists or debian.LISTS))
     try:
         with replacing(out) as partial, partial.open("w+b") as file:
@@ -54,6 +55,11 @@ def prepare_dataset(source: str, out: Path, options: PrepareConfig) -> None:
     if options.seed < 0:
         raise InputError(f"--seed {options.seed}: must be 0 or more")
     check_new_folder(out)
+    from vigpipe.graphs.partitions.make import make_partition
+    from vigpipe.graphs.prepared.graph import PreparedGraph
+    from vigpipe.graphs.prepared.write import write_folder
+    from vigpipe.graphs.sources import open_graph
+
     graph = open_graph(
         source,
         data_dir=options.data_dir,
@@ -79,10 +85,12 @@ def check_dataset(folder: Path) -> None:
     Raises:
         InputError: a file is not what the manifest says.
     """
+    from vigpipe.graphs.prepared.read import check_folder
+
     print(f"{_size(folder, check_folder(folder))}: every file is what the manifest says")
 
 
-def _size(folder: Path, manifest: Manifest) -> str:
+def _size(folder: Path, manifest: "Manifest") -> str:
     num_bytes = sum(facts.bytes for facts in manifest.files.values())
     return (
         f"{folder}: {manifest.nodes:,} nodes, {manifest.edges:,} directed edges, "

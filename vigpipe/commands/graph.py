@@ -8,9 +8,8 @@ import torch
 from vigpipe.config.choices import MODELS
 from vigpipe.config.verbs import GraphConfig
 from vigpipe.errors import InputError
-from vigpipe.files.outputs import check_new_file
 from vigpipe.inference.description import read_description
-from vigpipe.inference.drawing import FORMATS, MADE_BY, Panel, draw
+from vigpipe.inference.drawing import Panel, draw
 from vigpipe.model.blocks import BlockSpec
 from vigpipe.model.graph import reduce_k
 from vigpipe.model.grapher import BlockGraph
@@ -24,7 +23,6 @@ def draw_graph(config: GraphConfig) -> None:
     Raises:
         InputError: an option or a file is wrong.
     """
-    check_new_file(config.out, "--out ", FORMATS, mark=MADE_BY, overwrite=None)
     description = read_description(config.weights, config.model, config.image_size)
     if config.graph is not None:
         description = replace(description, options={**description.options, "graph": config.graph})

@@ -1,4 +1,4 @@
-"""The command `vigpipe plan`: measure the blocks, simulate, and write the best cut as a plan."""
+"""What the ranks of `vigpipe plan` do: measure, simulate, and write the best cut as a plan."""
 
 import shlex
 from collections.abc import Sequence
@@ -10,28 +10,21 @@ import torch
 import torch.distributed as dist
 from tabulate import tabulate
 
-from vigpipe.commands.cluster import (
-    FREE_MESSAGES,
-    check_cluster,
-    network,
-    quantity,
-    ranks_to_measure,
-)
-from vigpipe.commands.plan_ways import run_plan_ways
+from vigpipe.commands.cluster import FREE_MESSAGES, network, quantity
+from vigpipe.commands.start_plan import PLAN_MARK, plan_file, profile_beside
 from vigpipe.config.choices import Sync
 from vigpipe.config.options import OPTIONS, TrainConfig, as_given
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.config.verbs import PlanConfig
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
-from vigpipe.files.outputs import check_new_file, told_if_unwritable
+from vigpipe.files.outputs import told_if_unwritable
 from vigpipe.launch.device import default_sync, has_own_cores
 from vigpipe.messages import one_line
 from vigpipe.parallel.plan import Plan, describe_cut, even_plan
 from vigpipe.planning.explain import explain
 from vigpipe.planning.interval import Interval, interval_text, step_interval
 from vigpipe.planning.profile import (
-    PROFILE_MARK,
     Profile,
     check_options,
     read_profile,
@@ -47,56 +40,12 @@ from vigpipe.profiling.measure import (
 )
 from vigpipe.run.facts import Run
 from vigpipe.schedules import Schedule
-from vigpipe.start import run_on_ranks
-from vigpipe.timing.timeline import MADE_BY, draw_timeline
+from vigpipe.timing.timeline import draw_timeline
 
 _MOST_SIZES = 4  # largest number of micro-batch sizes that are profiled
 _CROWDED = 1.5  # slowdown beside other ranks that shared caches and memory cannot explain
-_MARK = "# Made by vigpipe plan"
 # Numbers of micro-batches that are tried with `auto`, up to eight per stage.
 _MICROBATCHES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
-
-
-def run_plan(config: PlanConfig, arguments: Sequence[str]) -> int:
-    """Run the command `vigpipe plan`, and return the exit code.
-
-    Without --profile it starts several ranks, to measure how much they slow each other down: as
-    many as the layout has, but no more than the host has GPUs, or else cores, for. On one GPU a
-    single rank measures. The arguments are the command line of the ranks.
-    """
-    if config.sparse_threads:
-        raise InputError(
-            f"--sparse-threads {config.sparse_threads}: vigpipe plan measures ranks that sum and "
-            "multiply on the same threads; leave it out"
-        )
-    if config.ranks is not None:
-        return run_plan_ways(config, arguments)
-    if config.shards > 1:
-        raise InputError(
-            f"--shards {config.shards}: vigpipe plan predicts stages and replicas; leave it out, "
-            f"or compare all ways to use {config.shards} ranks with --ranks {config.shards}"
-        )
-    check_cluster(config)
-    out = plan_file(config)
-    check_new_file(out, "--out ", (".toml",), mark=_MARK, overwrite=None)
-    check_new_file(profile_beside(out), "--out ", (".json",), mark=PROFILE_MARK, overwrite=None)
-    check_new_file(out.with_suffix(".png"), "--out ", (".png",), mark=MADE_BY, overwrite=None)
-    num_ranks = ranks_to_measure(config, config.stages * config.dp)
-    one_stage = replace(
-        config,
-        stages=1,
-        dp=num_ranks,
-        microbatches=1,
-        schedule="gpipe",
-        out=None,
-        cuda_graph=None,  # parts are timed, which a recorded step lacks
-    )
-    return run_on_ranks(
-        one_stage,
-        arguments,
-        "vigpipe.commands.plan:propose",
-        options={"config": config},
-    )
 
 
 def propose(run: Run, rank: int, device: torch.device, folder: Path, config: PlanConfig) -> None:
@@ -168,17 +117,6 @@ def _with_as_many_gpus(profile: Profile, num_ranks: int) -> Profile:
 
     rounds = tuple(map(extended, profile.rounds))
     return replace(profile, slowdown=extended(profile.slowdown), rounds=rounds)
-
-
-def plan_file(config: PlanConfig) -> Path:
-    """Return the plan file to write; a picture and a profile lie beside it."""
-    name = f"{config.model}-{config.stages}.toml".replace("_", "-")
-    return config.out or Path("stages") / name
-
-
-def profile_beside(plan: Path) -> Path:
-    """Return the file of the measured costs that lies beside a plan file."""
-    return plan.with_suffix(".profile.json")
 
 
 def replan(run: Run, rank: int, device: torch.device, folder: Path) -> Run:
@@ -303,7 +241,7 @@ def write_plan(
     memory = ", ".join(f"{num_bytes / 1e6:.0f}" for num_bytes in best.memory_bytes)
     within = "" if interval is None else f" ({interval_text(interval)} in 9 of 10 runs)"
     comments = (  # a profile may hold other lines, which would become part of the plan
-        f"{_MARK}, {facts.get('date')}, vigpipe {versions.get('vigpipe')}, commit "
+        f"{PLAN_MARK}, {facts.get('date')}, vigpipe {versions.get('vigpipe')}, commit "
         f"{facts.get('commit')}.",
         f"# Profile: {facts.get('hardware')}, {facts.get('threads')} thread(s) a rank, torch "
         f"{versions.get('torch')}; a message takes {1e6 * profile.latency_seconds:.0f} µs and its "

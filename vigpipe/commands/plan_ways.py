@@ -1,82 +1,22 @@
-"""The command `vigpipe plan --ranks m`: which way to use m ranks on one graph, and why."""
+"""What the ranks of `vigpipe plan --ranks m` do: say which way to use m ranks on one graph."""
 
 import shlex
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 import torch
 from tabulate import tabulate
 
-from vigpipe.commands.cluster import (
-    FREE_MESSAGES,
-    check_cluster,
-    network,
-    quantity,
-    ranks_to_measure,
-)
-from vigpipe.config.choices import OF_LAYERS
+from vigpipe.commands.cluster import FREE_MESSAGES, network, quantity
+from vigpipe.commands.start_plan import CHOSEN, UNUSED, ways_file
 from vigpipe.config.options import TrainConfig, as_given, flag
-from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.config.verbs import PlanConfig
 from vigpipe.errors import InputError
-from vigpipe.files.outputs import check_new_file
 from vigpipe.planning.choose_way import Choice, Cluster, Outcome, choose
 from vigpipe.planning.profile import check_options
-from vigpipe.planning.ways import WAYS_MARK, Measured, read_measured, write_measured
+from vigpipe.planning.ways import Measured, read_measured, write_measured
 from vigpipe.profiling.ways import measure_ways, on_one_rank, ways_options
 from vigpipe.run.facts import Run
-from vigpipe.start import run_on_ranks
-
-# What the command chooses itself, or has no use for.
-_CHOSEN = (
-    *("stages", "dp", "shards", "split", "adjacency", "chunks", "halo"),
-    *("schedule", "virtual_stages"),
-)
-_UNUSED = ("explain", "compress")
-
-
-def run_plan_ways(config: PlanConfig, arguments: Sequence[str]) -> int:
-    """Run the command `vigpipe plan --ranks m`, and return the exit code.
-
-    Without --profile it starts as many ranks as there will be, but no more than the host has GPUs,
-    or else cores, for; these measure. The arguments are the command line of the ranks.
-    """
-    _check(config)
-    check_cluster(config)
-    check_new_file(ways_file(config), "--out ", (".json",), mark=WAYS_MARK, overwrite=None)
-    assert config.ranks is not None
-    num_ranks = ranks_to_measure(config, config.ranks)
-    together = {"dp": num_ranks} if config.sampler in OF_LAYERS else {"shards": num_ranks}
-    meeting = replace(config, stages=1, microbatches=1, schedule="gpipe", out=None, **together)
-    work = "vigpipe.commands.plan_ways:propose_way"
-    return run_on_ranks(meeting, arguments, work, options={"config": config})
-
-
-def _check(config: PlanConfig) -> None:
-    """Raise InputError for options that do not go with --ranks."""
-    assert config.ranks is not None
-    given = f"--ranks {config.ranks}"
-    if config.ranks < 2:
-        raise InputError(f"{given}: must be at least 2, so that there are ways to choose from")
-    if MODEL_DEFAULTS[config.model].job != "graph":
-        raise InputError(
-            f"{given}: compares ways to train on one graph, and {config.model} is a model of "
-            "images; give --stages and --dp instead, or another --model"
-        )
-    plain = PlanConfig()
-    for name in (*_CHOSEN, *_UNUSED):
-        if (value := getattr(config, name)) != getattr(plain, name):
-            why = "all ways to use the ranks are compared"
-            if name in _UNUSED:
-                why = "costs are those of plain steps, and the choice is always explained"
-            raise InputError(f"{as_given(name, value)}: with {given} {why}; leave one of them out")
-
-
-def ways_file(config: PlanConfig) -> Path:
-    """Return the file of the measured costs."""
-    name = f"{config.model}-{config.ranks}.json".replace("_", "-")
-    return config.out or Path("stages") / name
 
 
 def propose_way(
@@ -153,7 +93,7 @@ def command(best: Outcome, measured: Measured, config: PlanConfig) -> str:
     `config` has the options as the user gave them.
     """
     chosen = best.way.options.split()
-    left_out = {*_CHOSEN, *_UNUSED, "microbatches", "model", "data", "out", "config", "threads"}
+    left_out = {*CHOSEN, *UNUSED, "microbatches", "model", "data", "out", "config", "threads"}
     words = ["python", "-m", "vigpipe.train", "--model", config.model, "--data", config.data]
     plain = TrainConfig()
     for name in (f.name for f in fields(TrainConfig)):

@@ -1,4 +1,4 @@
-"""The command `vigpipe predict`: print the most likely classes of images, or of nodes."""
+"""What a process of `vigpipe predict` does: print the most likely classes of images, or nodes."""
 
 import os
 import sys
@@ -10,11 +10,10 @@ from vigpipe.data.images import read_image
 from vigpipe.errors import DONE, NOBODY_READS, InputError
 from vigpipe.inference.graph_description import graph_model_in
 from vigpipe.inference.predict import list_files, predict, prepare_prediction
-from vigpipe.inference.predict_nodes import check_use, predict_nodes, prepare_node_prediction
-from vigpipe.launch.environment import Launch, from_environment, threads_per_rank
-from vigpipe.launch.failures import run_rank
+from vigpipe.inference.predict_nodes import predict_nodes, prepare_node_prediction
+from vigpipe.launch.environment import Launch, threads_per_rank
 from vigpipe.launch.join import join
-from vigpipe.launch.local import preload, start_local
+from vigpipe.launch.local import start_local
 from vigpipe.messages import tell
 from vigpipe.ranks import check_gpus, on_one_gpu, set_up_rank
 from vigpipe.run.bad_images import find_bad_images_together
@@ -22,21 +21,15 @@ from vigpipe.run.rank import make_rank_state
 from vigpipe.start import COMMAND_LINE
 
 
-def run_predict(config: PredictConfig, given: Sequence[Path], arguments: Sequence[str]) -> int:
-    """Run the command `vigpipe predict`, and return the exit code; ranks start as for training.
-
-    `given` are image files and folders, and `arguments` the command line of the ranks.
-    """
-    launch = from_environment(os.environ)
-    if launch.launcher == "alone" and (config.stages != 1 or config.dp > 1):
-        preload(COMMAND_LINE, "vigpipe.commands.predict")
-    return run_rank(lambda: _predict(config, given, arguments, launch), launch)
-
-
-def _predict(
+def start_or_predict(
     config: PredictConfig, given: Sequence[Path], arguments: Sequence[str], launch: Launch
 ) -> int:
-    check_use(config, given, graph_model_in(config.weights))
+    """Start ranks, or predict as one of them; return the exit code."""
+    if config.data is None and (graph_model := graph_model_in(config.weights)) is not None:
+        raise InputError(
+            f"--weights {config.weights}: holds a {graph_model}, which is a model of a graph, "
+            "not of images; name the graph with --data"
+        )
     if config.download and launch.world_size > 1 and launch.launcher != "local":
         raise InputError(
             f"--download: all {launch.world_size} ranks would fetch at once; fetch before with one "

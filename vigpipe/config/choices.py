@@ -1,6 +1,9 @@
 """The closed sets of choices that options and modules share; does not import torch."""
 
+from collections.abc import Sequence
 from typing import Literal, get_args
+
+from vigpipe.errors import InputError
 
 VigModel = Literal[
     "vig_digits",
@@ -76,3 +79,12 @@ GRAPH_AGGREGATORS = {"sage": ("mean", "max", "pool"), "gat": ("v1", "v2")}
 SAMPLERS: tuple[str, ...] = get_args(Sampler)
 OF_LAYERS = ("fastgcn", "neighbour")  # samplers that give every layer nodes of its own
 RECIPES: tuple[str, ...] = get_args(Recipe)
+
+
+def parse_names(text: str, choices: Sequence[str], flag: str) -> list[str]:
+    """Split a comma-separated list of names; raise InputError if one is not among the choices."""
+    names = [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in choices]
+    if unknown:
+        raise InputError(f"{flag} {text}: {unknown[0]!r} is not one of {', '.join(choices)}")
+    return names

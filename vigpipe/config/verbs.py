@@ -11,6 +11,8 @@ from vigpipe.schedules import Schedule
 Format = Literal["text", "json"]
 Split = Literal["all", "train", "validation", "test"]
 
+MADE_BY_GRAPH = "vigpipe graph"  # the mark of its pictures
+
 
 @dataclass(frozen=True, kw_only=True)
 class GraphConfig:

@@ -5,6 +5,7 @@ carries the command's mark, or over any regular file if the user said --overwrit
 have none of the names that the command writes into it. Nothing but regular files is ever replaced.
 """
 
+import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -59,6 +60,29 @@ def check_new_file(
     whose = ", and this command did not write it" if mark else ""
     advice = " or add --overwrite" if overwrite is False else ""
     raise InputError(f"{option}{path}: is there already{whose}; choose another name{advice}")
+
+
+def check_converted_file(source: Path, target: Path, *, overwrite: bool) -> None:
+    """Raise InputError unless a weights file may be written of another one."""
+    if source.exists() and target.exists() and source.samefile(target):
+        raise InputError(f"{target}: is the file to convert itself; choose another name")
+    check_new_file(target, "", (".safetensors",), overwrite=overwrite)
+
+
+def check_new_folder(folder: Path) -> None:
+    """Make the parent of a new folder.
+
+    Raises:
+        InputError: the parent cannot be made or written to, or the folder is there already.
+    """
+    if os.path.lexists(folder):
+        raise InputError(f"{folder}: is there already; choose another name, or remove it")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written ({error.strerror})") from error
+    if not os.access(folder.parent, os.W_OK):
+        raise InputError(f"{folder}: cannot be written, because {folder.parent} may not be")
 
 
 def check_new_names(folder: Path, names: Sequence[str], advice: str) -> None:

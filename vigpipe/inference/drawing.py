@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vigpipe.config.verbs import MADE_BY_GRAPH
 from vigpipe.files.atomic import save_figure
 from vigpipe.files.names import shortened
 from vigpipe.files.outputs import told_if_unwritable
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FORMATS = (".png", ".pdf", ".svg")
-MADE_BY = "vigpipe graph"
 MAX_COLUMNS = 4
 PANEL_INCHES = 3.6
 MARGIN_INCHES = 0.1
@@ -67,7 +66,7 @@ def draw(pixels: np.ndarray, panels: Sequence[Panel], heading: Sequence[str], pa
         pixels: the image as the model sees it, (H, W, 3) uint8.
         panels: at least one.
         heading: two lines above the panels; what is too long for the picture is cut.
-        path: picture file to write or replace; it ends in one of FORMATS.
+        path: picture file to write or replace; it ends in .png, .pdf or .svg.
 
     Raises:
         InputError: the file cannot be written.
@@ -100,7 +99,7 @@ def draw(pixels: np.ndarray, panels: Sequence[Panel], heading: Sequence[str], pa
     with unwritable, warnings.catch_warnings():
         # A file's name may be in any script; what the font lacks is drawn as boxes.
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
-        save_figure(figure, path, MADE_BY)
+        save_figure(figure, path, MADE_BY_GRAPH)
 
 
 def _draw_heading(

@@ -1,14 +1,13 @@
 """Predict the most likely classes of the nodes of a graph, as evaluation computes them."""
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from vigpipe.config.options import TrainConfig, as_given
+from vigpipe.config.options import TrainConfig
 from vigpipe.config.verbs import PredictConfig, Split
 from vigpipe.errors import InputError
 from vigpipe.graphs.graph import SPLITS
@@ -20,10 +19,7 @@ from vigpipe.launch.device import weight_dtype
 from vigpipe.run.facts import Run, prepare
 from vigpipe.run.rank import RankState
 
-OF_IMAGES = ("model", "image_size", "skip_bad_images", "batch_size", "microbatches", "dp")
-OF_GRAPHS = ("data_dir", "download", "split", "seed")
 _AT_ONCE = 1 << 16  # nodes whose probabilities are computed together
-_DEFAULTS = {f.name: f.default for f in fields(PredictConfig)}
 
 
 @dataclass(frozen=True)
@@ -50,33 +46,6 @@ class NodePrediction:
         named = {} if self.name is None else {"name": self.name}
         likely = top(self.names, self.labels, self.probabilities)
         return json.dumps({"node": self.node, **named, "top": likely})
-
-
-def check_use(config: PredictConfig, images: Sequence[Path], graph_model: str | None) -> None:
-    """Raise InputError if the options speak of images and of a graph.
-
-    `images` are those that the user named, and `graph_model` the one that the weights file holds.
-    """
-    if config.data is None:
-        if graph_model is not None:
-            raise InputError(
-                f"--weights {config.weights}: holds a {graph_model}, which is a model of a graph, "
-                "not of images; name the graph with --data"
-            )
-        others = OF_GRAPHS
-        advice = "is for the nodes of a graph; leave it out, or name the graph with --data"
-    else:
-        if images:
-            raise InputError(
-                f"{images[0]}: is an image or a folder of images, and --data {config.data} a "
-                "graph; leave one of the two out"
-            )
-        others = OF_IMAGES
-        advice = "is for images, and the nodes of a graph are predicted all at once; leave it out"
-    for name in others:
-        value = getattr(config, name)
-        if value != _DEFAULTS[name]:
-            raise InputError(f"{as_given(name, value)}: {advice}")
 
 
 def prepare_node_prediction(config: PredictConfig) -> tuple[Run, GraphDescription]:

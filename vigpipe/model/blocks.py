@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 
-from vigpipe.config.choices import AGGREGATORS, POLICIES, Policy
+from vigpipe.config.choices import AGGREGATORS, POLICIES, Policy, parse_names
 from vigpipe.errors import InputError
 from vigpipe.model.graph import reduce_k
 from vigpipe.model.patterns import grid_neighbours, pattern_neighbours, window_nodes
@@ -188,15 +188,6 @@ def warn_of_few_nodes(specs: Sequence[BlockSpec], img_size: Grid) -> None:
             FewNodesWarning,
             stacklevel=3,
         )
-
-
-def parse_names(text: str, choices: Sequence[str], flag: str) -> list[str]:
-    """Split a comma-separated list of names; raise InputError if one is not among the choices."""
-    names = [name.strip() for name in text.split(",")]
-    unknown = [name for name in names if name not in choices]
-    if unknown:
-        raise InputError(f"{flag} {text}: {unknown[0]!r} is not one of {', '.join(choices)}")
-    return names
 
 
 def _num_neighbours(rule: GraphRule, grid: Grid) -> int:

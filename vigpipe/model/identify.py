@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import replacing
-from vigpipe.files.outputs import check_new_file
+from vigpipe.files.outputs import check_converted_file
 from vigpipe.model.position import Grid
 from vigpipe.model.variants import VIG_SHAPES, create_model
 from vigpipe.model.vig import VisionGnn
@@ -96,9 +96,7 @@ def convert(source: Path, target: Path, *, ema: bool = False, overwrite: bool = 
     metadata say which model to build: model, num_classes, in_chans, img_size ("224x224"). With
     `ema`, the running average of the weights is converted instead of the weights.
     """
-    if source.exists() and target.exists() and source.samefile(target):
-        raise InputError(f"{target}: is the file to convert itself; choose another name")
-    check_new_file(target, "", (".safetensors",), overwrite=overwrite)
+    check_converted_file(source, target, overwrite=overwrite)
     state = to_reference_names(read_weights(source, ema=ema))
     variant = identify(state, str(source))
     model = variant.build()

@@ -9,17 +9,16 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from vigpipe.config.interval import parse_duration
 from vigpipe.config.verbs import SelftestConfig
 from vigpipe.errors import DIFFERS, DONE, INTERRUPTED, InputError
 from vigpipe.files.atomic import write_atomically
 from vigpipe.launch.child import stoppable
 from vigpipe.launch.signals import Stopped
 from vigpipe.messages import one_line
-from vigpipe.model.blocks import parse_names
 from vigpipe.run.folder import make_output_folder
 from vigpipe.run.provenance import provenance, this_command
 from vigpipe.selftest import checks, faults, links, operators, profile, speed
+from vigpipe.selftest.asked import budget_seconds, part_names
 from vigpipe.selftest.machine import look_at_machine
 from vigpipe.selftest.page import PartResult, Result, as_json, counts, page, summary
 from vigpipe.selftest.rows import Budget, Part, Row, failed
@@ -28,7 +27,6 @@ from vigpipe.selftest.worker import OutOfTime, WorkerError, call
 
 PAGE, JSON = "page.html", "result.json"
 LOOK_SECONDS = 120.0
-LEAST_SECONDS, MOST_SECONDS = 1.0, 24 * 3600.0
 PARTS_SHARE = 0.95  # Imports and writing the page take the rest of the budget.
 WARM_UP = (
     f"{NUM_WARMUP} steps of every way, and one at the beginning of every turn; "
@@ -47,7 +45,8 @@ PARTS = (
 
 def run_selftest(config: SelftestConfig) -> int:
     """Run the self-test, and return the exit code: 1 if a row failed."""
-    parts = choose_parts(config.parts)
+    names = part_names(config.parts)
+    parts = [part for part in PARTS if part.name in names]
     seconds = budget_seconds(config.budget)
     folder = make_output_folder(config.out, (PAGE, JSON))
     try:
@@ -57,20 +56,6 @@ def run_selftest(config: SelftestConfig) -> int:
         sys.exit(INTERRUPTED)
     print(f"\n{one_line(summary(result))}\n{one_line(f'{folder}/{PAGE}, {JSON}')}")
     return DIFFERS if result.failures else DONE
-
-
-def choose_parts(names: str) -> list[Part]:
-    """Return the parts of --parts, in the order of the run; raises InputError for other names."""
-    chosen = parse_names(names, [part.name for part in PARTS], "--parts")
-    return [part for part in PARTS if part.name in chosen]
-
-
-def budget_seconds(text: str) -> float:
-    """Return the seconds of --budget; raises InputError for what is no such time."""
-    seconds = parse_duration(text)
-    if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
-        raise InputError(f"--budget {text}: must be a time from 1s to 1d, such as 10m (s, m, h, d)")
-    return seconds
 
 
 def _run(parts: Sequence[Part], config: SelftestConfig, seconds: float, folder: Path) -> Result:

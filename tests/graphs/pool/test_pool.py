@@ -15,7 +15,7 @@ from tests.graphs.split.test_halo import random_graph
 from tests.graphs.split.test_runs import BASE as SHARED
 from tests.refusals import check_refusals
 from vigpipe.commands.check import compare_steps, trace
-from vigpipe.commands.plan import run_plan
+from vigpipe.commands.start_plan import run_plan
 from vigpipe.config.check_job import check_job
 from vigpipe.config.choices import GRAPH_MODELS
 from vigpipe.config.verbs import PlanConfig

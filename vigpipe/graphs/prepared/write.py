@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from scipy.sparse import csr_array
 from vigpipe.errors import InputError
 from vigpipe.files.digest import file_digest
 from vigpipe.files.names import escaped
+from vigpipe.files.outputs import check_new_folder
 from vigpipe.graphs.features import Scaling, num_stored
 from vigpipe.graphs.graph import Graph, sort_rows
 from vigpipe.graphs.partitions.partition import Partition
@@ -80,18 +80,6 @@ def write_folder(
         )
         write_manifest(partial, manifest)
     return manifest
-
-
-def check_new_folder(folder: Path) -> None:
-    """Make the parent of a new folder; InputError if it cannot be written, or is there already."""
-    if os.path.lexists(folder):
-        raise InputError(f"{folder}: is there already; choose another name, or remove it")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be written ({error.strerror})") from error
-    if not os.access(folder.parent, os.W_OK):
-        raise InputError(f"{folder}: cannot be written, because {folder.parent} may not be")
 
 
 @contextmanager

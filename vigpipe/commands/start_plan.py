@@ -1,0 +1,128 @@
+"""The command `vigpipe plan`, up to the ranks that measure; does not import torch.
+
+What the ranks do is in `plan`, and with --ranks in `plan_ways`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from vigpipe.commands.cluster import check_cluster, ranks_to_measure
+from vigpipe.config.choices import OF_LAYERS
+from vigpipe.config.options import as_given
+from vigpipe.config.recipes import MODEL_DEFAULTS
+from vigpipe.config.verbs import PlanConfig
+from vigpipe.errors import InputError
+from vigpipe.files.outputs import check_new_file
+from vigpipe.planning.profile import PROFILE_MARK, read_profile
+from vigpipe.planning.ways import WAYS_MARK, read_measured
+from vigpipe.start import run_on_ranks
+from vigpipe.timing.timeline import MADE_BY
+
+PLAN_MARK = "# Made by vigpipe plan"
+# What the command chooses itself, or has no use for.
+CHOSEN = (
+    *("stages", "dp", "shards", "split", "adjacency", "chunks", "halo"),
+    *("schedule", "virtual_stages"),
+)
+UNUSED = ("explain", "compress")
+
+
+def run_plan(config: PlanConfig, arguments: Sequence[str]) -> int:
+    """Run the command `vigpipe plan`, and return the exit code.
+
+    Without --profile it starts several ranks, to measure how much they slow each other down: as
+    many as the layout has, but no more than the host has GPUs, or else cores, for. On one GPU a
+    single rank measures. The arguments are the command line of the ranks.
+    """
+    if config.sparse_threads:
+        raise InputError(
+            f"--sparse-threads {config.sparse_threads}: vigpipe plan measures ranks that sum and "
+            "multiply on the same threads; leave it out"
+        )
+    if config.ranks is not None:
+        return _run_plan_ways(config, arguments)
+    if config.shards > 1:
+        raise InputError(
+            f"--shards {config.shards}: vigpipe plan predicts stages and replicas; leave it out, "
+            f"or compare all ways to use {config.shards} ranks with --ranks {config.shards}"
+        )
+    check_cluster(config)
+    if config.profile is not None:
+        read_profile(config.profile)  # refuses what it is not; rank 0 reads it again
+    out = plan_file(config)
+    check_new_file(out, "--out ", (".toml",), mark=PLAN_MARK, overwrite=None)
+    check_new_file(profile_beside(out), "--out ", (".json",), mark=PROFILE_MARK, overwrite=None)
+    check_new_file(out.with_suffix(".png"), "--out ", (".png",), mark=MADE_BY, overwrite=None)
+    num_ranks = ranks_to_measure(config, config.stages * config.dp)
+    one_stage = replace(
+        config,
+        stages=1,
+        dp=num_ranks,
+        microbatches=1,
+        schedule="gpipe",
+        out=None,
+        cuda_graph=None,  # parts are timed, which a recorded step lacks
+    )
+    return run_on_ranks(
+        one_stage,
+        arguments,
+        "vigpipe.commands.plan:propose",
+        options={"config": config},
+    )
+
+
+def plan_file(config: PlanConfig) -> Path:
+    """Return the plan file to write; a picture and a profile lie beside it."""
+    name = f"{config.model}-{config.stages}.toml".replace("_", "-")
+    return config.out or Path("stages") / name
+
+
+def profile_beside(plan: Path) -> Path:
+    """Return the file of the measured costs that lies beside a plan file."""
+    return plan.with_suffix(".profile.json")
+
+
+def _run_plan_ways(config: PlanConfig, arguments: Sequence[str]) -> int:
+    """Run the command `vigpipe plan --ranks m`, and return the exit code.
+
+    Without --profile it starts as many ranks as there will be, but no more than the host has GPUs,
+    or else cores, for; these measure. The arguments are the command line of the ranks.
+    """
+    _check_ways(config)
+    check_cluster(config)
+    if config.profile is not None:
+        read_measured(config.profile)
+    check_new_file(ways_file(config), "--out ", (".json",), mark=WAYS_MARK, overwrite=None)
+    assert config.ranks is not None
+    num_ranks = ranks_to_measure(config, config.ranks)
+    together = {"dp": num_ranks} if config.sampler in OF_LAYERS else {"shards": num_ranks}
+    meeting = replace(config, stages=1, microbatches=1, schedule="gpipe", out=None, **together)
+    work = "vigpipe.commands.plan_ways:propose_way"
+    return run_on_ranks(meeting, arguments, work, options={"config": config})
+
+
+def _check_ways(config: PlanConfig) -> None:
+    """Raise InputError for options that do not go with --ranks."""
+    assert config.ranks is not None
+    given = f"--ranks {config.ranks}"
+    if config.ranks < 2:
+        raise InputError(f"{given}: must be at least 2, so that there are ways to choose from")
+    if MODEL_DEFAULTS[config.model].job != "graph":
+        raise InputError(
+            f"{given}: compares ways to train on one graph, and {config.model} is a model of "
+            "images; give --stages and --dp instead, or another --model"
+        )
+    plain = PlanConfig()
+    for name in (*CHOSEN, *UNUSED):
+        if (value := getattr(config, name)) != getattr(plain, name):
+            why = "all ways to use the ranks are compared"
+            if name in UNUSED:
+                why = "costs are those of plain steps, and the choice is always explained"
+            raise InputError(f"{as_given(name, value)}: with {given} {why}; leave one of them out")
+
+
+def ways_file(config: PlanConfig) -> Path:
+    """Return the file of the measured costs."""
+    name = f"{config.model}-{config.ranks}.json".replace("_", "-")
+    return config.out or Path("stages") / name

@@ -1,0 +1,62 @@
+"""The command `vigpipe predict`, up to what needs torch, which `predict` does."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from vigpipe.config.options import TrainConfig, as_given, check_numbers
+from vigpipe.config.verbs import PredictConfig
+from vigpipe.errors import InputError
+from vigpipe.launch.environment import from_environment
+from vigpipe.launch.failures import run_rank
+from vigpipe.launch.local import preload
+from vigpipe.parallel.layout import Layout
+from vigpipe.start import COMMAND_LINE
+
+OF_IMAGES = ("model", "image_size", "skip_bad_images", "batch_size", "microbatches", "dp")
+OF_GRAPHS = ("data_dir", "download", "split", "seed")
+_CHECKED = ("seed", "image_size", "batch_size", "threads", "timeout")  # as those of train
+_DEFAULTS = {f.name: f.default for f in fields(PredictConfig)}
+
+
+def run_predict(config: PredictConfig, given: Sequence[Path], arguments: Sequence[str]) -> int:
+    """Run the command `vigpipe predict`, and return the exit code; ranks start as for training.
+
+    `given` are image files and folders, and `arguments` the command line of the ranks.
+    """
+    launch = from_environment(os.environ)
+
+    def run() -> int:
+        _check(config, given)
+        if launch.launcher == "alone" and (config.stages != 1 or config.dp > 1):
+            preload(COMMAND_LINE, "vigpipe.commands.predict")
+        from vigpipe.commands.predict import start_or_predict  # imports torch
+
+        return start_or_predict(config, given, arguments, launch)
+
+    return run_rank(run, launch)
+
+
+def _check(config: PredictConfig, images: Sequence[Path]) -> None:
+    """Raise InputError for options that are wrong whatever the weights and the data are."""
+    if config.data is None:
+        others = OF_GRAPHS
+        advice = "is for the nodes of a graph; leave it out, or name the graph with --data"
+    else:
+        if images:
+            raise InputError(
+                f"{images[0]}: is an image or a folder of images, and --data {config.data} a "
+                "graph; leave one of the two out"
+            )
+        others = OF_IMAGES
+        advice = "is for images, and the nodes of a graph are predicted all at once; leave it out"
+    for name in others:
+        value = getattr(config, name)
+        if value != _DEFAULTS[name]:
+            raise InputError(f"{as_given(name, value)}: {advice}")
+    check_numbers(TrainConfig(**{name: getattr(config, name) for name in _CHECKED}))
+    if isinstance(config.stages, int):  # otherwise a plan says how many
+        Layout(
+            config.stages, config.microbatches, config.dp, config.schedule, config.virtual_stages
+        )
