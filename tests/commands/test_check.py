@@ -15,7 +15,7 @@ from tests.small_model import small_model
 from tests.world import run_command, run_each
 from vigpipe.cli import main
 from vigpipe.commands.check import check
-from vigpipe.commands.differences import Trace, differences
+from vigpipe.commands.differences import Kinds, differences
 from vigpipe.config.options import TrainConfig
 from vigpipe.launch.device import weight_dtype
 from vigpipe.run.facts import prepare
@@ -29,25 +29,23 @@ GOSSIP = replace(
 KINDS = ["loss", "gradients", "weights", "running statistics"]
 
 
-def example() -> Trace:
-    return Trace(
-        losses=[2.0, 1.0],
-        gradients=[{"a": torch.tensor([0.5, -4.0]), "b": torch.tensor([1.0])}] * 2,
-        weights={"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3.0])},
-        statistics={"mean": torch.tensor([0.25])},
-    )
+def example(**weights: torch.Tensor) -> Kinds:
+    gradients = {"a (step 1)": [0.5, -4.0], "a (step 2)": [0.5, -4.0], "b (step 2)": [1.0]}
+    return {
+        "loss": {"loss": torch.tensor([2.0, 1.0])},
+        "gradients": {name: torch.tensor(gradient) for name, gradient in gradients.items()},
+        "weights": {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3.0]), **weights},
+        "running statistics": {"mean": torch.tensor([0.25])},
+    }
 
 
 def row_of_weights(**weights: torch.Tensor):
-    other = example()
-    other.weights.update(weights)
-    return differences(other, example())[2]
+    return differences(example(**weights), example())[2]
 
 
 def test_a_difference_is_measured_and_located():
-    other = example()
-    other.gradients = [other.gradients[0], {"a": torch.tensor([0.5, -3.0]), "b": torch.ones(1)}]
-    found = differences(other, example())
+    gradients = {**example()["gradients"], "a (step 2)": torch.tensor([0.5, -3.0])}
+    found = differences({**example(), "gradients": gradients}, example())
     assert [row.kind for row in found] == KINDS
     _, row, weights, _ = found
     assert (row.absolute, row.relative, row.where) == (1.0, 0.25, "a (step 2)")
@@ -68,10 +66,8 @@ def test_the_bounds_are_absolute_in_float64_and_relative_in_float32():
 
 
 def test_a_lost_tensor_is_no_equality():
-    other = example()
-    del other.weights["b"]
-    with pytest.raises(AssertionError, match="weights: only one of the two has b"):
-        differences(other, example())
+    with pytest.raises(AssertionError, match="weights: only one of the two has c"):
+        differences(example(c=torch.ones(1)), example())
 
 
 def assert_equal(table: str, *kinds: str) -> None:

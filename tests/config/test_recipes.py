@@ -216,7 +216,7 @@ def test_every_part_of_the_recipe_shows_in_the_losses(part, full, alone):
     without = make_rank_state(prepare(replace(full, **{part: 0.0}), torch.float32), 0, CPU)
     kept = trace(without, 1)
     assert kept is not None
-    assert kept.losses[0] != alone[0].losses[0]
+    assert kept["loss"]["loss"][0] != alone[0]["loss"]["loss"][0]
 
 
 def test_a_run_leaves_its_average_its_scores_and_what_the_weights_are_of(full, tmp_path):

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from tests.model.gnn.graphs import PygModel
 from tests.world import run_each
 from vigpipe.commands.check import trace
-from vigpipe.commands.differences import Trace, differences
+from vigpipe.commands.differences import Kinds, differences
 from vigpipe.config.choices import GRAPH_MODELS
 from vigpipe.config.options import TrainConfig
 from vigpipe.graphs import features
@@ -134,7 +134,7 @@ def config_of(layout, model, sampler, data, dtype, norm, more) -> TrainConfig:
     return replace(BASE, model=model, dtype=dtype, norm=norm, **options, **layout)
 
 
-def of_rank(rank, world_size, config) -> tuple[Trace, Any] | None:
+def of_rank(rank, world_size, config) -> tuple[Kinds, Any] | None:
     """On every rank: train and evaluate; what the writer has."""
     torch.set_num_threads(1)
     rank_state = make_rank_state(prepare(config, weight_dtype(config.dtype)), rank, CPU)
@@ -145,7 +145,7 @@ def of_rank(rank, world_size, config) -> tuple[Trace, Any] | None:
 
 
 @cache
-def of_layout(layout: tuple[int, int]) -> list[tuple[Trace, Any]]:
+def of_layout(layout: tuple[int, int]) -> list[tuple[Kinds, Any]]:
     """What the writer has, by the row of this layout."""
     configs = [config_of(*row) for row in ROWS if row[0] == layout]
     by_config = run_each(of_rank, layout[0] * layout[1], configs)
@@ -166,7 +166,7 @@ def test_every_layout_equals_the_unsplit_model(row):
     is_alone = layout[1] == 1
     for of_rows in differences(ours, reference):
         assert of_rows.identical if is_alone else of_rows.within(dtype), of_rows
-    assert {len(ours.losses), len(reference.losses)} == {NUM_STEPS}
+    assert {len(kinds["loss"]["loss"]) for kinds in (ours, reference)} == {NUM_STEPS}
     if is_alone:
         assert scores == its_scores
     else:
@@ -192,9 +192,9 @@ def test_the_unsplit_model_is_a_loop_over_torch_geometric(model):
     ours = trace(make_rank_state(run, 0, CPU), NUM_STEPS)
     assert ours is not None
     losses, weights = by_hand(run)
-    assert ours.losses == pytest.approx(losses, rel=1e-10)
+    assert ours["loss"]["loss"].tolist() == pytest.approx(losses, rel=1e-10)
     for name, weight in weights.items():
-        torch.testing.assert_close(ours.weights[name], weight, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(ours["weights"][name], weight, rtol=1e-9, atol=1e-10)
 
 
 def part_by_hand(graph, parts, part) -> tuple[torch.Tensor, ...]:
@@ -241,7 +241,7 @@ def by_hand(run) -> tuple[list[float], dict[str, torch.Tensor]]:
 WHOLE: dict[str, Any] = {"sampler": "full", **NO_PARTS, "microbatches": 1}
 
 
-def traced(num_steps=NUM_STEPS, **options) -> Trace:
+def traced(num_steps=NUM_STEPS, **options) -> Kinds:
     run = prepare(replace(BASE, **options), torch.float64)
     found = trace(make_rank_state(run, 0, CPU), num_steps)
     assert found is not None

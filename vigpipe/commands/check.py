@@ -13,27 +13,28 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from vigpipe.checkpoint.weights_file import gather_named
-from vigpipe.commands.check_replicas import InTurn, compare_replicas
+from vigpipe.commands.check_replicas import (
+    InTurn,
+    compare_replicas,
+    gathered,
+    is_exact,
+    kinds_of_state,
+)
 from vigpipe.commands.check_server import compare_with_server
 from vigpipe.commands.check_subnetworks import SubnetworksInTurn
-from vigpipe.commands.differences import Compared, Trace, differences, table_of
+from vigpipe.commands.differences import Compared, Kinds, differences, table_of
 from vigpipe.errors import DIFFERS, DONE
 from vigpipe.run.batches import batches
 from vigpipe.run.facts import Run
 from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.run.step import complete_step, train_step
-from vigpipe.schedules import rule_of
 
 
 def check(run: Run, rank: int, device: torch.device, folder: Path, num_steps: int = 3) -> int:
     """Compare the layout with unsplit models, as one rank of the layout.
 
     The rank with the last stage of replica 0 runs the reference too, on its device, and writes the
-    table to check.txt in the folder.
-
-    Returns:
-        The exit code, 0 or 1, the same on every rank.
+    table to check.txt in the folder. The exit code is the same on every rank.
     """
     if run.layout.has_server:
         compared = compare_with_server(run, rank, device, num_steps)
@@ -81,38 +82,31 @@ def compare_steps(run: Run, rank: int, device: torch.device, num_steps: int) -> 
         f"against the unsplit model in one process on the same {count} micro-batches, "
         f"{num_steps} steps of {run.job.describe_step(run.layout)}"
     )
-    # With one replica, every sum has the same terms in the same order as the reference's, unless
-    # a pool sums: layers then ask for products in another form.
-    is_alone = layout.num_replicas == layout.num_shards == 1 and not run.config.sparse_threads
-    exact = is_alone and not rule_of(layout.schedule).reverses and device.type == "cpu"
-    return Compared(differences(of_layout, reference), against, exact)
+    return Compared(differences(of_layout, reference), against, is_exact(run, device))
 
 
-def trace(rank_state: RankState, num_steps: int) -> Trace | None:
-    """Train some steps and record their results; None except on the rank that writes."""
-    result = Trace()
+def trace(rank_state: RankState, num_steps: int) -> Kinds | None:
+    """Train some steps and record their results; None except on the rank that writes.
+
+    Losses and gradients are those of every step; weights and statistics those after the last one.
+    """
+    losses: list[float] = []
+    gradients: dict[str, Tensor] = {}
     for batch in islice(batches(rank_state), num_steps):
         step = train_step(rank_state, batch)
         complete_step(rank_state)
-        gradients = {
+        of_stage = {
             n: p.grad for n, p in rank_state.trained.parameters().items() if p.grad is not None
         }
-        gathered = _gathered(rank_state, gradients)
-        if gathered is not None and step.loss is not None:
-            result.losses.append(step.loss)
-            result.gradients.append(gathered)
-    gathered = _gathered(rank_state, rank_state.trained.state())
-    if gathered is None or not rank_state.is_writer:
+        of_step = gathered(rank_state, of_stage)
+        if of_step is not None and step.loss is not None:
+            losses.append(step.loss)
+            gradients |= {f"{name} (step {len(losses)})": g for name, g in of_step.items()}
+    state = gathered(rank_state, rank_state.trained.state())
+    if state is None or not rank_state.is_writer:
         return None
-    for name, tensor in gathered.items():
-        if name in rank_state.run.parameter_order:
-            result.weights[name] = tensor
-        elif tensor.is_floating_point():
-            result.statistics[name] = tensor
-    return result
-
-
-def _gathered(rank_state: RankState, tensors: dict[str, Tensor]) -> dict[str, Tensor] | None:
-    return gather_named(
-        tensors, rank_state.mesh.pipeline_group, rank_state.run.layout.pipeline_size - 1
-    )
+    return {
+        "loss": {"loss": torch.tensor(losses, dtype=torch.float64)},
+        "gradients": gradients,
+        **kinds_of_state(rank_state, state),
+    }

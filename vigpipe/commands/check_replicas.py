@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from vigpipe.checkpoint.weights_file import gather_named
-from vigpipe.commands.differences import Compared, Kinds, compare
+from vigpipe.commands.differences import Compared, Kinds, differences
 from vigpipe.parallel.agreement import Agreement, Peers
 from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.parallel.layout import Layout
@@ -42,12 +42,7 @@ def compare_replicas(
 ) -> Compared | None:
     """Compare replicas that take steps of their own; None except on the rank that writes.
 
-    Args:
-        run: the run.
-        rank: position in the world.
-        device: device to compute on.
-        num_steps: D items for each of them.
-        in_turn: what does the same in one process.
+    There are D items for each of the steps. `in_turn` does the same in one process.
     """
     layout = run.layout
     run = replace(run, config=replace(run.config, steps=num_steps))
@@ -62,10 +57,20 @@ def compare_replicas(
         f"against {models} in one process, which did in turn what the replicas had done: "
         f"{num_steps * layout.num_teams} items, {num_averages} averages"
     )
-    # The replicas of a host add their gradients up, in an order that a single process has not.
+    return Compared(
+        differences(_merged(traces), _merged(reference)), against, is_exact(run, device)
+    )
+
+
+def is_exact(run: Run, device: torch.device) -> bool:
+    """Whether every sum has the same terms in the same order as in a single process.
+
+    The replicas of a team add their gradients up in another order, and where a pool sums, layers
+    ask for products in another form.
+    """
+    layout = run.layout
     is_alone = layout.team_size == layout.num_shards == 1 and not run.config.sparse_threads
-    exact = is_alone and not rule_of(layout.schedule).reverses and device.type == "cpu"
-    return Compared(compare(_merged(traces), _merged(reference)), against, exact)
+    return is_alone and not rule_of(layout.schedule).reverses and device.type == "cpu"
 
 
 # What each rank stores of the wide model of sub-networks, and of what an optimizer keeps of it.
@@ -95,19 +100,31 @@ def stored_kinds(rows: Mapping[str, Tensor]) -> Kinds:
 
 def trace_of(rank_state: RankState, losses: Sequence[float]) -> Kinds | None:
     """Return the losses and tensors of a replica; None except on its last stage."""
-    pipeline = rank_state.mesh.pipeline_group, rank_state.run.layout.pipeline_size - 1
-    state = gather_named(rank_state.trained.state(), *pipeline)
-    averages = gather_named(rank_state.trained.average(), *pipeline)
+    state = gathered(rank_state, rank_state.trained.state())
+    averages = gathered(rank_state, rank_state.trained.average())
     if state is None or averages is None:
         return None
+    return {
+        "loss": {"loss": torch.tensor(losses, dtype=torch.float64)},
+        **kinds_of_state(rank_state, state),
+        "moving averages": {n: t for n, t in averages.items() if t.is_floating_point()},
+    }
+
+
+def kinds_of_state(rank_state: RankState, state: Mapping[str, Tensor]) -> Kinds:
+    """Tell weights from running statistics in the state of an unsplit model."""
     parameters = rank_state.run.parameter_order
     numbers = {name: tensor for name, tensor in state.items() if tensor.is_floating_point()}
     return {
-        "loss": {"loss": torch.tensor(losses, dtype=torch.float64)},
         "weights": {n: t for n, t in numbers.items() if n in parameters},
         "running statistics": {n: t for n, t in numbers.items() if n not in parameters},
-        "moving averages": {n: t for n, t in averages.items() if t.is_floating_point()},
     }
+
+
+def gathered(rank_state: RankState, tensors: dict[str, Tensor]) -> dict[str, Tensor] | None:
+    """Return the tensors of all stages of a replica; None except on its last stage."""
+    last = rank_state.run.layout.pipeline_size - 1
+    return gather_named(tensors, rank_state.mesh.pipeline_group, last)
 
 
 # ---- the ranks --------------------------------------------------------------------------------
@@ -116,8 +133,7 @@ def trace_of(rank_state: RankState, losses: Sequence[float]) -> Kinds | None:
 def train_recorded(rank_state: RankState) -> tuple[list[float], list[Recorded]]:
     """Train as one rank, until the end of the run.
 
-    Returns:
-        The losses of the steps that this rank knows, and what all ranks have recorded.
+    Returned are the losses of the steps that this rank knows, and what all ranks have recorded.
     """
     loop, own_steps = _Losses(rank_state), rank_state.own_steps
     assert own_steps is not None
@@ -138,7 +154,6 @@ class _Losses(Loop):
         self.losses: list[float] = []
 
     def apply(self, pushed: Pushed) -> None:
-        """Take one optimizer step with the gradients of another replica."""
         apply_gradients(self._state, pushed)
         self._state.strategy.hear(Agreement([]))
         self.losses.append(pushed.loss)
@@ -147,8 +162,7 @@ class _Losses(Loop):
 def _train(rank_state: RankState) -> tuple[list[Kinds] | None, list[Recorded]]:
     """Train as one rank, until the end of the run.
 
-    Returns:
-        The traces of all replicas, None except on the rank that writes; and what was recorded.
+    Returned are the traces of all replicas, None except on the rank that writes, and the records.
     """
     losses, recorded = train_recorded(rank_state)
     layout = rank_state.run.layout
@@ -157,8 +171,7 @@ def _train(rank_state: RankState) -> tuple[list[Kinds] | None, list[Recorded]]:
     assert own_steps is not None
     if stored := own_steps.stored():  # of the wide model of sub-networks
         own_steps.average_at_the_end(rank_state.mesh.counterparts)
-        last = layout.pipeline_size - 1
-        rows = gather_named(dict(stored), rank_state.mesh.pipeline_group, last)
+        rows = gathered(rank_state, dict(stored))
         own = None if own is None or rows is None else {**own, **stored_kinds(rows)}
     if rank_state.mesh.shards.rank > 0:  # of the ranks that share a replica's batch, one is enough
         own = None
@@ -182,16 +195,11 @@ def _take(rank_state: RankState, batch: ReplicaBatch) -> list[float]:
 
 
 class Alone(Synchronous):
-    """The strategy of a model that is trained in turn with the others.
+    """The strategy of a model that is trained in turn with the others."""
 
-    Attributes:
-        given: the gradients and statistics that the next step is taken with; None for its own.
-    """
-
-    given: "Average | None" = None
+    given: "Average | None" = None  # the next step is taken with; None for the model's own
 
     def combine_gradients(self, own: Computed) -> Outcome:
-        """Replace the gradients by the mean that is given, if there is one."""
         if self.given is None:
             return Outcome(own.stats, None if own.num_samples else torch.zeros_like(own.is_finite))
         for gradient, mean in zip(own.gradients, self.given.means, strict=True):
@@ -201,12 +209,9 @@ class Alone(Synchronous):
 
 
 class Average(NamedTuple):
-    """A mean over some replicas.
+    """A mean of the gradients of some replicas, behind which `num_samples` stand.
 
-    Attributes:
-        means: of each tensor.
-        stats: of BatchNorm, those of all the replicas; only with gradients.
-        num_samples: that stand behind it.
+    `stats` are those of BatchNorm of all the replicas.
     """
 
     means: list[Tensor]
@@ -215,17 +220,11 @@ class Average(NamedTuple):
 
 
 class Act(NamedTuple):
-    """What a replica does next.
+    """What a replica does next."""
 
-    Attributes:
-        item: that it takes a step with; None for an average without a step.
-        group: the replicas that are averaged, it among them; empty for no average.
-        gives: whether it leaves a copy of its weights for the next average, and goes on.
-    """
-
-    item: int | None
-    group: tuple[int, ...] = ()
-    gives: bool = False
+    item: int | None  # that it takes a step with; None for an average without a step
+    group: tuple[int, ...] = ()  # the replicas that are averaged, it among them
+    gives: bool = False  # whether it leaves a copy of its weights for the next average
 
 
 def acts_of(
@@ -233,12 +232,8 @@ def acts_of(
 ) -> list[Act]:
     """Return what a replica did, in order.
 
-    Args:
-        recorded: its record.
-        replica: which one it is.
-        num_replicas: D.
-        in_step: whether averages are part of a step; otherwise they come after it.
-        overlap: steps after which the mean of the weights that were given is applied.
+    Averages are part of a step with `in_step`, and otherwise come after it. After `overlap` steps
+    the mean of the weights that were given is applied.
     """
     if overlap:
         return _overlapping_acts(recorded, tuple(range(num_replicas)), overlap)
@@ -273,22 +268,13 @@ def _overlapping_acts(recorded: Recorded, group: tuple[int, ...], overlap: int) 
 
 @dataclass
 class Model:
-    """An unsplit model that stands for a replica.
-
-    Attributes:
-        state: its state.
-        alone: its strategy.
-        acts: what it has left to do.
-        samples: that stand behind its weights.
-        given: a copy of what is averaged, for an average that it has not applied yet.
-        given_samples: that stand behind it.
-        losses: of the items that it has taken a step with.
-    """
+    """An unsplit model that stands for a replica."""
 
     state: RankState
     alone: Alone
-    acts: deque[Act]
-    samples: int = 0
+    acts: deque[Act]  # what it has left to do
+    samples: int = 0  # that stand behind its weights
+    # A copy of what is averaged, for an average that it has not applied yet.
     given: dict[str, Tensor] = field(default_factory=dict)
     given_samples: int = 0
     losses: list[float] = field(default_factory=list)
@@ -300,7 +286,7 @@ class Model:
 
     def step(self, item: int) -> None:
         """Take a step with an item."""
-        batch = self.batch(item)
+        batch = read_batch(self.state, Item(item))
         self.losses += _take(self.state, batch)
         self.samples += batch.num_samples
 
@@ -309,17 +295,13 @@ class Model:
         self.given = {name: tensor.clone() for name, tensor in self.averaged.items()}
         self.given_samples, self.samples = self.samples, 0
 
-    def batch(self, item: int) -> ReplicaBatch:
-        """Read an item."""
-        return read_batch(self.state, Item(item))
-
     def gradients(self, item: int) -> tuple[int, Tensor, list[Tensor]]:
         """Compute the gradients of an item, and change nothing.
 
-        Returns:
-            The number of samples, the statistics of BatchNorm, and the gradient of each parameter.
+        Returned are the number of samples, the statistics of BatchNorm, and each parameter's
+        gradient.
         """
-        batch, state = self.batch(item), self.state
+        batch, state = read_batch(self.state, Item(item)), self.state
         state.trained.follow_schedule(batch.step)
         state.reducer.gradients.clear()
         state.pipeline.train_step(batch)
@@ -331,13 +313,7 @@ class Model:
 
 
 class InTurn:
-    """D unsplit models that do in one process what the replicas of a run did.
-
-    Args:
-        run: the run.
-        recorded: what each replica did.
-        device: device to compute on.
-    """
+    """D unsplit models that do in one process what the replicas of a run did."""
 
     def __init__(self, run: Run, recorded: Sequence[Recorded], device: torch.device) -> None:
         self._config, num_replicas = run.config, len(recorded)

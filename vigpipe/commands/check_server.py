@@ -11,8 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vigpipe.commands.check_replicas import trace_of, train_recorded
-from vigpipe.commands.differences import Compared, Kinds, compare
+from vigpipe.commands.check_replicas import is_exact, trace_of, train_recorded
+from vigpipe.commands.differences import Compared, Kinds, differences
 from vigpipe.parallel.agreement import Peers
 from vigpipe.parallel.layout import Layout
 from vigpipe.replication.record import Recorded
@@ -23,7 +23,6 @@ from vigpipe.run.batches import read_batch
 from vigpipe.run.facts import Run
 from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.run.step import apply_gradients, train_step
-from vigpipe.schedules import rule_of
 
 
 def compare_with_server(
@@ -31,13 +30,8 @@ def compare_with_server(
 ) -> Compared | None:
     """Compare a server and its workers; None except on the rank that writes.
 
-    Args:
-        run: the run.
-        rank: position in the world.
-        device: device to compute on.
-        num_steps: D items are taken for each of them.
+    For each of the steps, every worker takes one item.
     """
-    layout = run.layout
     run = replace(run, config=replace(run.config, steps=num_steps))
     rank_state = make_rank_state(run, rank, device)
     losses, recorded = train_recorded(rank_state)
@@ -48,11 +42,9 @@ def compare_with_server(
     num_late = sum(push.version - 1 > push.pulled for of in recorded for push in of.pushes)
     against = (
         "against an unsplit model in one process, which took the same gradients in the same order: "
-        f"{num_steps * layout.num_teams} items, {num_late} of them late"
+        f"{num_steps * run.layout.num_teams} items, {num_late} of them late"
     )
-    is_alone = layout.num_shards == 1 and not run.config.sparse_threads
-    exact = is_alone and not rule_of(layout.schedule).reverses and device.type == "cpu"
-    return Compared(compare(trace, reference), against, exact)
+    return Compared(differences(trace, reference), against, is_exact(run, device))
 
 
 class _HandsOver(Synchronous):
@@ -62,20 +54,13 @@ class _HandsOver(Synchronous):
     stats = loss = torch.zeros(0)
 
     def combine_gradients(self, own: Computed) -> Outcome:
-        """Keep what the step has found."""
         assert own.loss is not None
         self.gradients, self.stats, self.loss = own.gradients, own.stats, own.loss
         return Outcome(own.stats, torch.zeros_like(own.is_finite), is_own=False)
 
 
 def serve_in_turn(run: Run, recorded: Sequence[Recorded], device: torch.device) -> Kinds:
-    """Do in one process what a server and its workers did, and return the trace of the server.
-
-    Args:
-        run: the run.
-        recorded: what each worker did.
-        device: device to compute on.
-    """
+    """Do in one process what a server and its workers did, and return the trace of the server."""
     num_workers = len(recorded)
     layout = Layout(1, run.layout.num_microbatches, num_workers, num_teams=num_workers)
     run = replace(run.unsplit(), layout=layout)

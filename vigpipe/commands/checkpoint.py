@@ -31,11 +31,7 @@ from vigpipe.replication.table import resumed_table
 
 
 def table_of(run: Path) -> str:
-    """Make a table of a run's checkpoints from their manifests, newest first.
-
-    Raises:
-        InputError: the run has no checkpoint.
-    """
+    """Make a table of a run's checkpoints from their manifests, newest first."""
     lines: list[tuple[str, ...]] = []
     newest_best = None
     for checkpoint in checkpoints_at(run):
@@ -66,11 +62,7 @@ def table_of(run: Path) -> str:
 def verify_all(places: Sequence[Path], log: Callable[[str], None]) -> int:
     """Read every byte of checkpoints, or of all those of a run; log for each whether it is whole.
 
-    Returns:
-        The exit code: 0 if all checkpoints are whole, else 2.
-
-    Raises:
-        InputError: nothing is given, or something that holds no checkpoint.
+    The exit code is 0 if all are. Raises InputError if nothing is given, or what is no checkpoint.
     """
     if not places:
         raise InputError("vigpipe checkpoint verify: name checkpoints, or folders of runs")
@@ -92,13 +84,8 @@ def export(
     """Write the weights of a checkpoint as one file, which also describes its model.
 
     The newest checkpoint of a run is taken; with `best`, its best one and what was scored of it.
-    With `ema`, the moving average of the weights is written instead.
-
-    Returns:
-        A sentence that says what was written.
-
-    Raises:
-        InputError: the checkpoint is damaged, has no moving average, or the file cannot be written.
+    With `ema`, the moving average of the weights is written instead. Raises InputError if the
+    checkpoint is damaged, has no moving average, or the file cannot be written.
     """
     check_new_file(target, "", (".safetensors",), overwrite=overwrite)
     checkpoint, chosen_by = best_checkpoint(place) if best else (checkpoints_at(place)[0], None)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -13,46 +13,13 @@ Kinds = Mapping[str, Mapping[str, Tensor]]  # tensors of each kind, such as weig
 FLOAT64_ABSOLUTE, FLOAT32_RELATIVE = 1e-10, 1e-5  # the contract's bounds
 
 
-@dataclass
-class Trace:
-    """The results of some training steps, by parameter names of the unsplit model.
-
-    Losses and gradients are those of every step; weights and statistics (running means and
-    variances) those after the last one.
-    """
-
-    losses: list[float] = field(default_factory=list)
-    gradients: list[dict[str, Tensor]] = field(default_factory=list)
-    weights: dict[str, Tensor] = field(default_factory=dict)
-    statistics: dict[str, Tensor] = field(default_factory=dict)
-
-    def by_kind(self) -> "Kinds":
-        """Return everything by kind and name."""
-        gradients = {
-            f"{name} (step {i + 1})": gradient
-            for i, step in enumerate(self.gradients)
-            for name, gradient in step.items()
-        }
-        return {
-            "loss": {"loss": torch.tensor(self.losses, dtype=torch.float64)},
-            "gradients": gradients,
-            "weights": self.weights,
-            "running statistics": self.statistics,
-        }
-
-
 @dataclass(frozen=True)
 class Difference:
     """The largest difference over all tensors of one kind.
 
-    Attributes:
-        kind: loss, gradients, weights or running statistics.
-        absolute: largest difference of two numbers.
-        relative: largest difference of two numbers, divided by the largest number of their tensor;
-            tensors of mere rounding noise are compared with the largest number of their kind
-            instead (`_scale`).
-        where: name of the tensor with the largest relative difference.
-        identical: whether all tensors are equal bit for bit.
+    A relative difference is one divided by the largest number of its tensor; tensors of mere
+    rounding noise are compared with the largest number of their kind instead (`_scale`). `where` is
+    the tensor with the largest one, and `identical` says whether all tensors are equal bit for bit.
     """
 
     kind: str
@@ -76,12 +43,7 @@ class Compared(NamedTuple):
     exact: bool
 
 
-def differences(actual: Trace, reference: Trace) -> list[Difference]:
-    """Compare two traces, kind by kind."""
-    return compare(actual.by_kind(), reference.by_kind())
-
-
-def compare(actual: Kinds, reference: Kinds) -> list[Difference]:
+def differences(actual: Kinds, reference: Kinds) -> list[Difference]:
     """Compare tensors kind by kind; both must have the same names."""
     return [_difference(kind, actual[kind], tensors) for kind, tensors in reference.items()]
 

@@ -14,7 +14,7 @@ import torch
 from tests.graphs.test_exactness import words_graph
 from tests.world import run_each
 from vigpipe.commands.check import trace
-from vigpipe.commands.differences import Trace, differences
+from vigpipe.commands.differences import Kinds, differences
 from vigpipe.config.options import TrainConfig
 from vigpipe.graphs.split import sums
 from vigpipe.launch.device import weight_dtype
@@ -97,7 +97,7 @@ OF_MORE = [0, 4, 10, 14, 17]  # rows of each kind of communication
 
 
 @cache
-def of_shards(split: str, shards: int) -> dict[int, list[tuple[Trace | None, Any]]]:
+def of_shards(split: str, shards: int) -> dict[int, list[tuple[Kinds | None, Any]]]:
     """What all ranks have, by the number of the row."""
     some = OF_MORE if shards == MORE[split] else range(len(ROWS))
     numbers = [number for number in some if ROWS[number][0] == split]
@@ -115,7 +115,7 @@ def of_one(number: int) -> tuple[Any, Any]:
 def check_equal(ranks, reference, dtype):
     (ours, scores), (whole, of_whole) = ranks[0], reference
     assert ours is not None
-    assert len(ours.losses) == len(whole.losses) == NUM_STEPS
+    assert len(ours["loss"]["loss"]) == len(whole["loss"]["loss"]) == NUM_STEPS
     for row in differences(ours, whole):
         assert row.within(dtype), row
     assert scores.test.num_samples == of_whole.test.num_samples
