@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-from vigpipe.config import choices, keywords, options
+from vigpipe.config import keywords, options
 
 FILE = Path(keywords.__file__)
 FIRST = "    model:"  # where the keywords begin
@@ -15,8 +15,6 @@ class _Keyword(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.expr:
         if node.id == "Path":
             return ast.BinOp(node, ast.BitOr(), ast.Name("str"))
-        if hasattr(choices, node.id) and node.id != "Literal":
-            return ast.Attribute(ast.Name("choices"), node.id)
         return node
 
 

@@ -9,29 +9,17 @@ from vigpipe.errors import InputError
 
 @dataclass(frozen=True)
 class Compression:
-    """A parsed --compress.
-
-    Attributes:
-        method: how numbers are compressed.
-        ratio: of top-k: the share of the numbers of each tensor that is sent.
-        rank: of powersgd: columns of the two matrices that are sent instead of one.
-    """
+    """A parsed --compress."""
 
     method: Literal["none", "bfloat16", "top-k", "powersgd"]
-    ratio: float = 1.0
-    rank: int = 0
+    ratio: float = 1.0  # of top-k: the share of the numbers of each tensor that is sent
+    rank: int = 0  # of powersgd: columns of the two matrices that are sent instead of one
 
 
 def parse_compress(text: str) -> Compression:
-    """Parse a value of --compress: none, bfloat16, top-k:RATIO or powersgd:RANK.
-
-    Raises:
-        InputError: the text is not one of these, or its number is out of range.
-    """
-    if text == "none":
-        return Compression("none")
-    if text == "bfloat16":
-        return Compression("bfloat16")
+    """Parse none, bfloat16, top-k:RATIO or powersgd:RANK; raises InputError for another text."""
+    if text in ("none", "bfloat16"):
+        return Compression(text)
     method, _, number = text.partition(":")
     is_number = re.fullmatch(r"[0-9]{0,9}\.?[0-9]{1,9}", number) is not None
     if method == "top-k" and is_number and 0 < float(number) <= 1:

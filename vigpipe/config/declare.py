@@ -14,19 +14,12 @@ Differs = Literal["never", "resumed", "always"]
 
 @dataclass(frozen=True)
 class When:
-    """What another option must say so that an option counts.
-
-    Attributes:
-        option: the other one, declared before.
-        values: what it must be one of.
-        why: what it is like then, such as "where replicas meet in pairs".
-        named: the values in words; by default they are listed.
-    """
+    """What another option, declared before, must say so that an option counts."""
 
     option: str
-    values: Collection[Any]
-    why: str = ""
-    named: str = ""
+    values: Collection[Any]  # what it must be one of
+    why: str = ""  # what it is like then, such as "where replicas meet in pairs"
+    named: str = ""  # the values in words; by default they are listed
 
     def __str__(self) -> str:
         return self.named or listed(self.values)
@@ -34,25 +27,16 @@ class When:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of an option.
+    """What is known of an option."""
 
-    Attributes:
-        group: of options, in `--help`.
-        short: whether `--help` shows it without `--help-all`.
-        bounds: the least and the largest number that it may be.
-        job: the kind of models that it is for; None for all.
-        differs: whether a later run may have another value.
-        when: what others must say so that it counts; with none of them it must keep its default.
-        filled: what it is where it counts and the user leaves it open; or that by the value which
-            the other option of the last `when` has.
-    """
-
-    group: str
-    short: bool = False
-    bounds: tuple[float, float] | None = None
-    job: JobName | None = None
+    group: str  # of options, in `--help`
+    short: bool = False  # whether `--help` shows it without `--help-all`
+    bounds: tuple[float, float] | None = None  # the least and the largest number that it may be
+    job: JobName | None = None  # the kind of models that it is for; None for all
     differs: Differs = "never"
-    when: tuple[When, ...] = ()
+    when: tuple[When, ...] = ()  # so that it counts; otherwise it must keep its default
+    # What it is where it counts and the user leaves it open; or that by the value which the other
+    # option of the last `when` has.
     filled: Any = None
 
     def filled_for(self, options: object) -> Any:  # noqa: ANN401

@@ -9,23 +9,14 @@ from vigpipe.errors import InputError
 
 @dataclass(frozen=True)
 class HaloKind:
-    """A parsed --halo.
-
-    Attributes:
-        method: the rows of this step, those of the step before, or some of this step.
-        rate: of sampled: the probability of a row.
-    """
+    """A parsed --halo: the rows of this step, those of the step before, or some of this step."""
 
     method: Literal["exact", "stale", "sampled"] = "exact"
-    rate: float = 1.0
+    rate: float = 1.0  # of sampled: the probability of a row
 
 
 def parse_halo(text: str | None) -> HaloKind:
-    """Parse a value of --halo: exact, stale or sampled:P; None is exact.
-
-    Raises:
-        InputError: the text is not one of these, or its number is out of range.
-    """
+    """Parse exact, stale or sampled:P, and None as exact; raises InputError for another text."""
     if text is None or text == "exact":
         return HaloKind()
     if text == "stale":

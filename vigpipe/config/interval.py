@@ -26,11 +26,7 @@ class Interval:
 
 
 def parse_interval(option: str, text: str | int) -> Interval:
-    """Parse an interval: 50 (steps), 30s, 10m, 1.5h or never.
-
-    Raises:
-        InputError: the text is not one of these; the message names the option.
-    """
+    """Parse 50 (steps), 30s, 10m, 1.5h or never; an InputError names the option."""
     text = str(text).strip()
     if text == "never":
         return Interval()

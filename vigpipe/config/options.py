@@ -5,40 +5,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
+from vigpipe.config import choices
 from vigpipe.config.auto_augment import check_auto_augment
-from vigpipe.config.choices import (
-    Answer,
-    Average,
-    Between,
-    Boundary,
-    Compat,
-    Decay,
-    Device,
-    Divided,
-    Dtype,
-    Edging,
-    Features,
-    Final,
-    GraphNorm,
-    Impl,
-    Items,
-    KeepBest,
-    LrSchedule,
-    Model,
-    Norm,
-    OnNan,
-    Optimizer,
-    Pairs,
-    Partition,
-    RandomCrop,
-    Recipe,
-    Recompute,
-    Sampler,
-    Split,
-    Strategy,
-    Sync,
-    Track,
-)
 from vigpipe.config.compress import parse_compress
 from vigpipe.config.declare import When, facts_of, in_group
 from vigpipe.config.halo import parse_halo
@@ -59,7 +27,7 @@ _model, _data, _training, _layout, _replicas, _checkpoints, _timing = map(
 )
 
 
-def _sampled(*samplers: Sampler) -> When:
+def _sampled(*samplers: choices.Sampler) -> When:
     return When("sampler", samplers)
 
 
@@ -316,24 +284,24 @@ class TrainConfig:
         trace: also write a trace of the last timed steps for Perfetto, and draw a timeline.
     """
 
-    model: Model = _model("vig_digits", short=True)
+    model: choices.Model = _model("vig_digits", short=True)
     weights: Path | None = _model(None, short=True, differs="always")
     new_classifier: bool = _model(False, job="images", differs="always")
     graph: str | None = _model(None, job="images")
     aggregator: str | None = _model(None)
     stochastic_dilation: float = _model(0.0, bounds=(0, 1), job="images")
     stem_stride: int | None = _model(None, bounds=(1, 1 << 10), job="images")
-    norm: Norm | GraphNorm | None = _model(None)
+    norm: choices.Norm | choices.GraphNorm | None = _model(None)
     drop_path: float | None = _model(None, bounds=(0, 0.99), job="images")
     dropout: float = _model(0.0, short=True, bounds=(0, 0.99))
-    compat: Compat | None = _model(None, job="images")
-    impl: Impl = _model("fused", differs="resumed")
+    compat: choices.Compat | None = _model(None, job="images")
+    impl: choices.Impl = _model("fused", differs="resumed")
     compile: bool = _model(False, job="images", differs="resumed")
     cuda_graph: bool | None = _model(None, job="images", differs="resumed")
     layers: int | None = _model(None, short=True, bounds=(1, 1 << 12), job="graph")
     width: int | None = _model(None, short=True, bounds=(1, 1 << 20), job="graph")
     heads: int | None = _model(None, bounds=(1, 1 << 12), job="graph")
-    dtype: Dtype = _model("float32")
+    dtype: choices.Dtype = _model("float32")
     tf32: bool = _model(False, differs="resumed")
     data: str = _data("digits", short=True, differs="always")
     data_dir: Path = _data(Path("data"), differs="always")
@@ -341,7 +309,7 @@ class TrainConfig:
     image_size: int | str | None = _data(None, short=True, job="images")
     crop_pct: float | None = _data(None, bounds=(0.1, 1), job="images")
     augment: bool | None = _data(None, job="images")
-    random_crop: RandomCrop | None = _data(None, job="images")
+    random_crop: choices.RandomCrop | None = _data(None, job="images")
     auto_augment: str | None = _data(None, job="images")
     color_jitter: float | None = _data(None, bounds=(0, 1), job="images")
     erasing: float | None = _data(None, bounds=(0, 1), job="images")
@@ -352,10 +320,10 @@ class TrainConfig:
     workers: int = _data(0, short=True, bounds=(0, 256), job="images", differs="always")
     skip_bad_images: bool = _data(False, job="images", differs="always")
     validation: float = _data(0.0, short=True, job="images")
-    features: Features | None = _data(None, job="graph")
+    features: choices.Features | None = _data(None, job="graph")
     symmetric: bool | None = _data(None, job="graph")
-    sampler: Sampler | None = _data(None, short=True, job="graph")
-    partition: Partition | None = _data(
+    sampler: choices.Sampler | None = _data(None, short=True, job="graph")
+    partition: choices.Partition | None = _data(
         None, short=True, job="graph", when=(_PARTS,), filled="metis"
     )
     parts: int | None = _data(
@@ -397,16 +365,16 @@ class TrainConfig:
     fanout: str | None = _data(None, job="graph", when=(_sampled("neighbour"),), filled="10")
     config: Path | None = _training(None, short=True, differs="always")
     out: Path | None = _training(None, short=True, differs="always")
-    recipe: Recipe | None = _training(None, short=True, job="images")
+    recipe: choices.Recipe | None = _training(None, short=True, job="images")
     epochs: int | None = _training(None, short=True, bounds=(1, 1e6), differs="resumed")
     steps: int | None = _training(None, bounds=(1, 1e9), differs="resumed")
     batch_size: int | None = _training(None, short=True, bounds=(1, 1 << 24), job="images")
-    opt: Optimizer | None = _training(None)
+    opt: choices.Optimizer | None = _training(None)
     lr: float | None = _training(None, short=True, bounds=(0, 1e6))
     weight_decay: float | None = _training(None, bounds=(0, 1e6))
-    decay: Decay | None = _training(None, job="graph")
+    decay: choices.Decay | None = _training(None, job="graph")
     layer_decay: float = _training(1.0, bounds=(1e-3, 1))
-    lr_schedule: LrSchedule | None = _training(None)
+    lr_schedule: choices.LrSchedule | None = _training(None)
     min_lr: float | None = _training(None, bounds=(0, 1e6))
     warmup_epochs: int | None = _training(None, bounds=(0, 1e6))
     warmup_lr: float = _training(1e-6, bounds=(0, 1e6))
@@ -415,52 +383,56 @@ class TrainConfig:
     seed: int = _training(0, bounds=(0, (1 << 63) - 1))
     evaluate_every: int = _training(1, bounds=(1, 1e6), differs="always")
     log_every: int | str | None = _training(None, differs="always")
-    track: Track | None = _training(None, short=True, differs="always")
-    on_nan: OnNan = _training("stop", differs="always")
+    track: choices.Track | None = _training(None, short=True, differs="always")
+    on_nan: choices.OnNan = _training("stop", differs="always")
     detect_anomaly: bool = _training(False, differs="always")
     stages: int | Literal["auto"] | Path = _layout(1, short=True, differs="always")
     microbatches: int = _layout(1, short=True, differs="resumed")
     schedule: Schedule = _layout("gpipe", short=True, differs="always")
     virtual_stages: int = _layout(1, differs="always")
-    boundary: Boundary = _layout("full", differs="resumed")
-    recompute: Recompute = _layout("never", differs="resumed")
+    boundary: choices.Boundary = _layout("full", differs="resumed")
+    recompute: choices.Recompute = _layout("never", differs="resumed")
     shards: int = _layout(1, bounds=(1, 1 << 16), differs="resumed")
-    split: Split | None = _layout(None, job="graph", differs="resumed")
-    adjacency: Edging = _layout("whole", job="graph", differs="resumed", when=(_SHARED, _MIXED))
+    split: choices.Split | None = _layout(None, job="graph", differs="resumed")
+    adjacency: choices.Edging = _layout(
+        "whole", job="graph", differs="resumed", when=(_SHARED, _MIXED)
+    )
     chunks: int = _layout(
         1, bounds=(1, 1 << 10), job="graph", differs="resumed", when=(_SHARED, _MIXED)
     )
     halo: str | None = _layout(None, job="graph", when=(_HALO,))
-    device: Device = _layout("auto", short=True, differs="resumed")
+    device: choices.Device = _layout("auto", short=True, differs="resumed")
     threads: int | None = _layout(None, bounds=(1, 1 << 12), differs="always")
     sparse_threads: int = _layout(0, bounds=(0, 1 << 9), job="graph", differs="resumed")
     timeout: float | None = _layout(None, bounds=(1, 1e6), differs="always")
     dp: int = _replicas(1, short=True, differs="resumed")
-    strategy: Strategy = _replicas("synchronous")
-    sync: Sync | None = _replicas(None, differs="always", when=(_SUMMED,))
+    strategy: choices.Strategy = _replicas("synchronous")
+    sync: choices.Sync | None = _replicas(None, differs="always", when=(_SUMMED,))
     elastic: bool = _replicas(False, differs="always", when=(_SUMMED,))
     average_every: int | None = _replicas(None, bounds=(1, 1e9), when=(_MEET,), filled=20)
-    average: Average | None = _replicas(None, when=(_AVERAGED,), filled="weights")
+    average: choices.Average | None = _replicas(None, when=(_AVERAGED,), filled="weights")
     outer_lr: float | None = _replicas(None, bounds=(0, 1e6), when=(_OUTER,), filled=1.0)
     outer_momentum: float | None = _replicas(None, bounds=(0, 0.999999), when=(_OUTER,), filled=0.5)
     overlap: int | None = _replicas(None, bounds=(0, 1e9), when=(_TOGETHER, _WEIGHTS), filled=0)
-    pairs: Pairs | None = _replicas(None, when=(_IN_PAIRS,), filled="any")
-    answer: Answer | None = _replicas(None, when=(_IN_PAIRS,), filled="item")
-    gossip_between: Between | None = _replicas(None, when=(_IN_PAIRS,), filled="replicas")
+    pairs: choices.Pairs | None = _replicas(None, when=(_IN_PAIRS,), filled="any")
+    answer: choices.Answer | None = _replicas(None, when=(_IN_PAIRS,), filled="item")
+    gossip_between: choices.Between | None = _replicas(None, when=(_IN_PAIRS,), filled="replicas")
     staleness: int | Literal["none"] | None = _replicas(
         None, bounds=(0, 1e9), when=(_SERVED,), filled="none"
     )
     carry_moments: bool = _replicas(False, when=(_DIVIDED,))
     partition_input: bool = _replicas(False, job="graph", when=(_DIVIDED,))
-    divided: Divided | None = _replicas(None, job="images", when=(_DIVIDED,))
+    divided: choices.Divided | None = _replicas(None, job="images", when=(_DIVIDED,))
     branch_rescale: bool = _replicas(False, job="images", when=(_DIVIDED,))
     compress: str = _replicas("none")
-    items: Items | None = _replicas(None, when=(_OWN_STEPS,), filled="fixed")
-    final: Final | None = _replicas(None, differs="always", when=(_AVERAGED,), filled="mean")
+    items: choices.Items | None = _replicas(None, when=(_OWN_STEPS,), filled="fixed")
+    final: choices.Final | None = _replicas(
+        None, differs="always", when=(_AVERAGED,), filled="mean"
+    )
     replay: Path | None = _replicas(None)
     checkpoint_every: int | str = _checkpoints("10m", short=True, differs="always")
     keep: int = _checkpoints(2, bounds=(1, 1e6), differs="always")
-    keep_best: KeepBest | None = _checkpoints(None, short=True, differs="always")
+    keep_best: choices.KeepBest | None = _checkpoints(None, short=True, differs="always")
     resume: str | None = _checkpoints(None, short=True, differs="always")
     max_restarts: int = _checkpoints(0, bounds=(0, 1e6), differs="always")
     stop_before: str | None = _checkpoints(None, differs="always")
@@ -486,11 +458,9 @@ def of_sampler(sampler: str | None = None) -> list[str]:
 def with_model_defaults(config: TrainConfig) -> TrainConfig:
     """Fill in options left at `None`: from the recipe first, then from the model.
 
-    An option that is still `None` afterwards is off, or is decided later: by the job, of a graph
-    in a prepared folder. Learning rate and EMA decay are scaled to the batch size of this run.
-
-    Raises:
-        InputError: an option asks for augmentation although --no-augment is given.
+    An option that is still `None` afterwards is off, or is decided later: by the job, of a graph in
+    a prepared folder. Learning rate and EMA decay are scaled to the batch size of this run. Raises
+    InputError if an option asks for augmentation although --no-augment is given.
     """
     model = MODEL_DEFAULTS[config.model]
     recipe = RECIPES[config.recipe] if config.recipe else NO_RECIPE
@@ -539,11 +509,7 @@ def _is_on(config: TrainConfig, name: str) -> bool:
 
 
 def parse_image_size(value: int | str | None) -> tuple[int, int] | None:
-    """Parse an image size, SIDE or HEIGHTxWIDTH, into (H, W) in pixels; None stays None.
-
-    Raises:
-        InputError: the text has neither form, or a side is out of range.
-    """
+    """Parse SIDE or HEIGHTxWIDTH into (H, W) in pixels; None stays None. It raises InputError."""
     if value is None:
         return None
     match = re.fullmatch(r"([0-9]{1,6})(?:x([0-9]{1,6}))?", str(value).strip())
@@ -557,11 +523,7 @@ def parse_image_size(value: int | str | None) -> tuple[int, int] | None:
 
 
 def parse_fanout(value: str | None) -> tuple[int, ...]:
-    """Parse how many neighbours are taken in each layer; None is no numbers.
-
-    Raises:
-        InputError: the text has another form.
-    """
+    """Parse how many neighbours each layer takes, none for None; raises InputError."""
     if value is None:
         return ()
     words = str(value).split(",")

@@ -2,17 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from vigpipe.config.choices import (
-    Decay,
-    Features,
-    GraphNorm,
-    JobName,
-    LrSchedule,
-    Norm,
-    Optimizer,
-    RandomCrop,
-    Sampler,
-)
+from vigpipe.config import choices
 
 
 @dataclass(frozen=True)
@@ -30,10 +20,10 @@ class ModelDefaults:
         job: what the model is for: images, or one graph.
     """
 
-    opt: Optimizer
+    opt: choices.Optimizer
     lr: float
     weight_decay: float
-    lr_schedule: LrSchedule
+    lr_schedule: choices.LrSchedule
     min_lr: float
     warmup_epochs: int
     batch_size: int | None
@@ -45,16 +35,16 @@ class ModelDefaults:
     crop_pct: float = 1.0
     image_mean: float = 0.0
     image_std: float = 1.0
-    job: JobName = "images"
-    norm: Norm | GraphNorm = "batch"
-    sampler: Sampler | None = None
+    job: choices.JobName = "images"
+    norm: choices.Norm | choices.GraphNorm = "batch"
+    sampler: choices.Sampler | None = None
     layers: int | None = None
     width: int | None = None
     heads: int | None = None
     aggregator: str | None = None
-    features: Features | None = None
+    features: choices.Features | None = None
     symmetric: bool | None = None
-    decay: Decay | None = None
+    decay: choices.Decay | None = None
 
 
 # Han et al. 2022 (arXiv:2206.00272), table 3: lr 2e-3 for 1,024 images a step.
@@ -123,30 +113,22 @@ class RecipeDefaults:
     """Default values under one recipe; a field that is `None` is left to the model's defaults.
 
     Options that `ModelDefaults` does not have are off without a recipe: `NO_RECIPE` has their
-    values. Fields not listed below have the meaning of the `TrainConfig` option of the same name.
-
-    Attributes:
-        lr: learning rate for a batch of `lr_images` images.
-        lr_images: batch size that `lr` is meant for; for other batch sizes the learning rate is
-            scaled in proportion.
-        ema: decay per step of the weights' moving average for a batch of `ema_images` images. For a
-            batch of B images it is raised to the power B / ema_images, so that the average covers
-            the same number of images.
-        ema_images: batch size that `ema` is meant for.
+    values. Fields have the meaning of the `TrainConfig` option of the same name or, as lr and
+    lr_images, that of `ModelDefaults`.
     """
 
-    opt: Optimizer | None = None
+    opt: choices.Optimizer | None = None
     lr: float | None = None
     lr_images: int | None = None
     weight_decay: float | None = None
-    lr_schedule: LrSchedule | None = None
+    lr_schedule: choices.LrSchedule | None = None
     min_lr: float | None = None
     warmup_epochs: int | None = None
     batch_size: int | None = None
     epochs: int | None = None
     drop_path: float | None = None
     augment: bool | None = None
-    random_crop: RandomCrop = "box"
+    random_crop: choices.RandomCrop = "box"
     auto_augment: str = "none"
     color_jitter: float = 0.0
     erasing: float = 0.0
@@ -154,6 +136,8 @@ class RecipeDefaults:
     cutmix: float = 0.0
     smoothing: float = 0.0
     repeated_augment: int = 1
+    # Decay per step for a batch of `ema_images` images. For a batch of B images it is raised to the
+    # power B / ema_images, so that the average covers the same number of images.
     ema: float = 0.0
     ema_images: int = 1
 

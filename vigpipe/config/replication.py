@@ -11,14 +11,15 @@ from vigpipe.errors import InputError
 # Strategies under which a run goes on without a replica that is lost. Replicas exchange something
 # with one other at a time then.
 OUTLIVING = ("gossip", "server")
+# What each replica does under strategies without sums and averages.
+_SENT_ALONE = {
+    "subnetworks": "sends weights that no other one has",
+    "server": "gives its gradient to the server alone",
+}
 
 
 def with_replication_defaults(config: TrainConfig) -> TrainConfig:
-    """Check the options about replicas against one another, and resolve those left at `None`.
-
-    Raises:
-        InputError: two options do not go together.
-    """
+    """Check the options about replicas against one another, and resolve those left at `None`."""
     config = filled_in(_with_shards(_with_compress_defaults(config)))
     check_demands(config)
     if config.strategy == "synchronous":
@@ -31,8 +32,12 @@ def with_replication_defaults(config: TrainConfig) -> TrainConfig:
         return config
     if config.strategy == "gossip":
         _check_gossip(config)
-    if config.strategy == "subnetworks":
-        _check_subnetworks(config)
+    if config.strategy == "subnetworks" and config.ema:
+        raise InputError(
+            f"--ema {config.ema}: averages the weights of a model over its steps, and with "
+            "--strategy subnetworks each replica trains other channels of one model, others in "
+            "every round; take 0"
+        )
     if config.overlap and config.overlap >= (config.average_every or 0):
         raise InputError(
             f"--overlap {config.overlap}: must be less than --average-every, which is "
@@ -66,15 +71,10 @@ def _with_compress_defaults(config: TrainConfig) -> TrainConfig:
                 "compressed ones after the pipeline has drained; leave --sync out, or choose drain"
             )
         return replace(config, sync="drain")
-    if config.strategy == "subnetworks":
+    if config.strategy in _SENT_ALONE:
         raise InputError(
-            f"{what}: is for sums and averages of replicas, and with --strategy subnetworks each "
-            "sends weights that no other one has; leave it out"
-        )
-    if config.strategy == "server":
-        raise InputError(
-            f"{what}: is for sums and averages of replicas, and with --strategy server each gives "
-            "its gradient to the server alone; leave it out"
+            f"{what}: is for sums and averages of replicas, and with --strategy {config.strategy} "
+            f"each {_SENT_ALONE[config.strategy]}; leave it out"
         )
     if config.average in (None, "weights") and method != "bfloat16":
         raise InputError(
@@ -113,15 +113,6 @@ def _with_shards(config: TrainConfig) -> TrainConfig:
             "leave one of the two out"
         )
     return replace(config, split=config.split or "mixed")
-
-
-def _check_subnetworks(config: TrainConfig) -> None:
-    if config.ema:
-        raise InputError(
-            f"--ema {config.ema}: averages the weights of a model over its steps, and with "
-            "--strategy subnetworks each replica trains other channels of one model, others in "
-            "every round; take 0"
-        )
 
 
 def _check_gossip(config: TrainConfig) -> None:

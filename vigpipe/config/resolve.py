@@ -6,10 +6,9 @@ from vigpipe.config.replication import with_replication_defaults
 
 
 def resolved(config: TrainConfig) -> TrainConfig:
-    """Return options that a user gave as a run has them, before it has seen its data.
+    """Return a user's options as a run has them before it has seen its data.
 
-    Raises:
-        InputError: an option is out of range, is not for this model, or contradicts another.
+    Raises InputError if one is out of range, is not for this model, or contradicts another.
     """
     check_numbers(config)
     check_job(config)
