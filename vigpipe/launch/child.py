@@ -60,10 +60,7 @@ def shell_code(code: int) -> int:
 
 
 def run_child(command: Sequence[str], stderr: IO[bytes] | None = None) -> int:
-    """Run a command to its end without its stdout; return its exit code as `shell_code` does.
-
-    Its stderr goes to `stderr`, by default to that of this process.
-    """
+    """Run a command to its end without its stdout; return its exit code as `shell_code` does."""
     with (
         left_to_handlers(),
         child_process(command, stdout=subprocess.DEVNULL, stderr=stderr) as child,

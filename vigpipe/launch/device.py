@@ -35,10 +35,7 @@ def gpu_uuid(index: int) -> str:
 
 
 def take_device(gpu: int | None) -> torch.device:
-    """Make a GPU, by its number among those that this process sees, the one that it computes on.
-
-    None is the CPU.
-    """
+    """Make a GPU, by its number among those seen, the one to compute on; None is the CPU."""
     if gpu is None:
         return torch.device("cpu")
     device = torch.device("cuda", gpu)

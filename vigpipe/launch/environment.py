@@ -35,22 +35,15 @@ THREADS_A_CORE, THREADS_ANYWHERE = 16, 512
 
 @dataclass(frozen=True)
 class Launch:
-    """One rank's place in the world.
-
-    Attributes:
-        local_rank: position among the ranks of this host.
-        local_world_size: number of ranks on this host.
-        init_method: URL where the ranks meet; None for a rank that is alone.
-        run_id: a name that no other world has; ranks of another world are recognised by it.
-    """
+    """One rank's place in the world."""
 
     rank: int
     world_size: int
-    local_rank: int
+    local_rank: int  # among the ranks of this host
     local_world_size: int
     launcher: Literal["alone", "local", "torchrun", "srun"]
-    init_method: str | None
-    run_id: str
+    init_method: str | None  # URL where the ranks meet; None for a rank that is alone
+    run_id: str  # a name that no other world has; ranks of another world are recognised by it
 
     @property
     def is_local(self) -> bool:
@@ -61,8 +54,7 @@ class Launch:
 def from_environment(env: Mapping[str, str]) -> Launch:
     """Read this rank's place from the environment variables of its launcher.
 
-    Raises:
-        InputError: a variable is missing, malformed, or contradicts another one.
+    Raises InputError if one is missing, malformed, or contradicts another one.
     """
     if FOLDER_VARIABLE in env:
         folder = Path(env[FOLDER_VARIABLE])
@@ -141,8 +133,7 @@ def _from_srun(env: Mapping[str, str]) -> Launch:
 def expand_nodes(text: str, most: int = MOST_RANKS) -> list[str]:
     """Expand Slurm's node lists: "node[1-2,09],gpu1" is node1, node2, node09, gpu1.
 
-    Raises:
-        InputError: this is no such list, or it stands for more than `most` nodes.
+    Raises InputError for what is no such list, or stands for more than `most` nodes.
     """
     names: list[str] = []
     if not re.fullmatch(r"(?:[^][,\s]|\[[^][\s]+\])+(?:,(?:[^][,\s]|\[[^][\s]+\])+)*", text):
@@ -174,8 +165,7 @@ def _expand_ranges(ranges: str, text: str, most: int) -> list[str]:
 def expand_tasks(text: str, most: int = MOST_RANKS) -> list[int]:
     """Expand Slurm's task counts: "2(x2),1" is 2, 2, 1.
 
-    Raises:
-        InputError: these are no such counts, or they stand for more than `most` nodes.
+    Raises InputError for what are no such counts, or stands for more than `most` nodes.
     """
     counts: list[int] = []
     for item in text.split(","):
@@ -218,13 +208,11 @@ def threads_per_rank(requested: int | None, ranks: Launch | int, env: Mapping[st
     """Choose the number of CPU threads of one rank.
 
     It is what the user requested with --threads, else OMP_NUM_THREADS, else an equal share of the
-    host's cores; under srun, SLURM_CPUS_PER_TASK is that share.
+    host's cores; under srun, SLURM_CPUS_PER_TASK is that share. `ranks` is this rank's launch, or
+    the number of ranks that will share this host.
 
-    `ranks` is this rank's launch, or the number of ranks that will share this host.
-
-    Raises:
-        InputError: the request or a variable is not a count, or is more than THREADS_ANYWHERE and
-            than THREADS_A_CORE for each core of this host.
+    Raises InputError if the request or a variable is not a count, or is more than THREADS_ANYWHERE
+    and than THREADS_A_CORE for each core of this host.
     """
     most = max(THREADS_ANYWHERE, THREADS_A_CORE * (os.cpu_count() or 1))
     if requested is not None:

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,6 +33,7 @@ from vigpipe.errors import (
 from vigpipe.files.atomic import write_atomically
 from vigpipe.files.names import escaped
 from vigpipe.launch.environment import FOLDER_VARIABLE, LAUNCHER_VARIABLE, Launch
+from vigpipe.launch.signals import handled_signals
 from vigpipe.messages import line
 
 # Ranks that have stopped with a checkpoint leave this file in start_local's folder.
@@ -213,7 +214,8 @@ def _report(error: Exception, launch: Launch, folders: Sequence[Path], began: fl
         rows = "".join(traceback.format_exception(error)).splitlines()
         text = "".join(f"{escaped(row, most=1000)}\n" for row in rows)
         text += line(f"rank {launch.rank}: {message}") if launch.world_size > 1 else ""
-    with _undisturbed():
+    # Launchers end the peers of a lost rank with SIGTERM, which must not disturb this.
+    with handled_signals((signal.SIGTERM,), signal.SIG_IGN):
         _record(launch, folders, code=code, kind=kind, message=message)
 
     def is_explained_by(other: dict[str, Any]) -> bool:
@@ -229,19 +231,6 @@ def _report(error: Exception, launch: Launch, folders: Sequence[Path], began: fl
     if not may_be_explained or not _appears(is_explained_by, launch, folders, began):
         sys.stderr.write(text)  # one call, so that ranks do not mix their lines
     return code
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Ignore the SIGTERM with which launchers end the peers of a lost rank."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _record(launch: Launch, folders: Sequence[Path], **facts: Any) -> None:  # noqa: ANN401

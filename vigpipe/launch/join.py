@@ -20,31 +20,21 @@ ADVICE = "start at most one rank a GPU (fewer --stages or --dp, more hosts), or 
 
 @dataclass(frozen=True)
 class Offer:
-    """What one rank could compute on.
-
-    Attributes:
-        requested: its option --device.
-        num_ranks: number of ranks on its host.
-        num_gpus: number of GPUs that it sees.
-        gpu: UUID of the GPU that it would take; empty if there is none for it.
-    """
+    """What one rank could compute on."""
 
     requested: Device
     host: str
-    num_ranks: int
-    num_gpus: int
-    gpu: str
+    num_ranks: int  # on its host
+    num_gpus: int  # that it sees
+    gpu: str  # UUID of the one that it would take; empty if there is none for it
 
 
 def choose_gpu(requested: Device, launch: Launch, num_gpus: int) -> int | None:
     """Choose the GPU that a rank would take, before it knows of those on other hosts.
 
-    Returns:
-        The number of the GPU among the `num_gpus` that the rank sees; None for the CPU.
-
-    Raises:
-        InputError: CUDA is requested but absent, or a host has more ranks than GPUs (NCCL refuses
-            two ranks on one GPU).
+    Returned is the number of the GPU among the `num_gpus` that the rank sees; None for the CPU.
+    Raises InputError if CUDA is requested but absent, or a host has more ranks than GPUs (NCCL
+    refuses two ranks on one GPU).
     """
     if requested == "cpu" or (requested == "auto" and num_gpus == 0):
         return None
@@ -66,11 +56,7 @@ def choose_gpu(requested: Device, launch: Launch, num_gpus: int) -> int | None:
 
 
 def device_alone(requested: Device) -> "torch.device":
-    """Take the device of a process that computes alone, whatever started it.
-
-    Raises:
-        InputError: CUDA is requested, and there is no GPU.
-    """
+    """Take the device of a process that computes alone, whatever started it."""
     from vigpipe.launch.device import count_gpus, take_device
 
     num_gpus = count_gpus(requested, can_compute=True)
@@ -113,10 +99,8 @@ def join(
 
     `gpu` is what `choose_gpu` has chosen for this rank; `rendezvous.meet` takes the two times.
     `on_one_gpu` are the options with which one rank on one GPU does the same work, for the user to
-    whom `--device auto` must give CPUs.
-
-    Returns:
-        The device on which this rank computes, of the same type on every rank.
+    whom `--device auto` must give CPUs. Returned is the device on which this rank computes, of the
+    same type on every rank.
 
     Raises:
         InputError: CUDA is requested, and a rank has no GPU of its own; or the ranks cannot meet.

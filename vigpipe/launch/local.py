@@ -45,7 +45,7 @@ def start_local(
     """Run `main(arguments)` as world_size ranks on this host, and wait for them.
 
     The ranks meet through files in a private folder, so the only open ports are gloo's own on
-    loopback.
+    loopback. A second signal kills the ranks, which otherwise have half a minute to end.
 
     Args:
         world_size: number of ranks.
@@ -59,8 +59,7 @@ def start_local(
     Returns:
         0 if every rank returned 0, but for those of lost replicas; SAVED if the ranks stopped with
         a checkpoint because they or this launcher were asked to; else the code of the first rank
-        that failed by itself, or 128 + n if signal n ended a rank or this launcher. A second signal
-        kills the ranks, which otherwise have half a minute to end.
+        that failed by itself, or 128 + n if signal n ended a rank or this launcher.
     """
     server = fork_server.start_fork_server()
     ranks = RankProcesses()

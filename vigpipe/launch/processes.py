@@ -18,17 +18,13 @@ POLL_SECONDS = 0.05
 
 
 class RankProcesses:
-    """The processes of the ranks of this host.
-
-    Attributes:
-        exit_codes: of the ranks that have been seen to end, in that order; -n for signal n, and
-            SERVER_GONE if the server has ended, although the rank may still run.
-        frozen: ranks that were killed because they neither worked nor ended.
-    """
+    """The processes of the ranks of this host."""
 
     def __init__(self) -> None:
+        # Of the ranks that have been seen to end, in that order: -n for signal n, and SERVER_GONE
+        # if the server has ended, although the rank may still run.
         self.exit_codes: dict[int, int] = {}
-        self.frozen: set[int] = set()
+        self.frozen: set[int] = set()  # ranks that were killed: they neither worked nor ended
         self._processes: dict[int, ForkServerProcess] = {}
         self._sent: set[tuple[int, int]] = set()  # ranks with the signals they got from here
 

@@ -26,10 +26,8 @@ def meet(launch: Launch, timeout_seconds: float, meeting_seconds: float | None =
     `timeout_seconds` if that is longer. A launcher on this host notices a rank that does not come,
     so there the default holds always.
 
-    Raises:
-        RuntimeError: not all ranks have come in time.
-        InputError: the address where the ranks meet is wrong, in use or not reachable, or belongs
-            to another run.
+    Raises RuntimeError if not all ranks have come in time, and InputError if the address where they
+    meet is wrong, in use or not reachable, or belongs to another run.
     """
     from datetime import timedelta
 

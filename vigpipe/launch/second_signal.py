@@ -31,12 +31,9 @@ class SecondSignal:
     """Ends this process with 128 + n when signal n comes again; use it as a context.
 
     Only the innermost context counts. In another thread than the main one it does nothing, because
-    Python handles signals in the main thread alone.
-
-    Args:
-        numbers: the signals that count; they need handlers, which are called as always.
-        patience_seconds: time after which the process also ends if one SIGTERM has come and
-            `went_on` is not called; never by default.
+    Python handles signals in the main thread alone. The signals that count, by their numbers, need
+    handlers, which are called as always. The process also ends if one SIGTERM has come and
+    `went_on` is not called for `patience_seconds`; never by default.
 
     Attributes:
         is_patient: whether the process is not given up, however long it takes.

@@ -20,7 +20,8 @@ class Stopped(BaseException):
 
 @contextlib.contextmanager
 def handled_signals(
-    numbers: Sequence[signal.Signals], handler: Callable[[int, FrameType | None], Any]
+    numbers: Sequence[signal.Signals],
+    handler: Callable[[int, FrameType | None], Any] | signal.Handlers,
 ) -> Iterator[None]:
     """Handle signals in this context, except ignored ones; Python does so in the main thread only.
 
