@@ -138,11 +138,8 @@ def read_description(
 
     The file's metadata come first, then the shapes of its tensors, then the model's defaults. Give
     a model without weights, which are then random, or if the file does not tell the model.
-    `image_size`, SIDE or HEIGHTxWIDTH in pixels, overrides the file's.
-
-    Raises:
-        InputError: the file cannot be read, holds an unknown or another model, or has metadata that
-            cannot be used.
+    `image_size`, SIDE or HEIGHTxWIDTH in pixels, overrides the file's. Raises InputError if the
+    file cannot be read, holds an unknown or another model, or metadata that cannot be used.
     """
     if weights is None:
         if model is None:
@@ -187,11 +184,7 @@ def read_description(
 def describe_image_model(
     metadata: Mapping[str, str], model: str, weights: Path, image_size: str | None = None
 ) -> ModelDescription:
-    """Find out what the metadata of a file or checkpoint say of a model, which is one of MODELS.
-
-    Raises:
-        InputError: the metadata cannot be used.
-    """
+    """Find out what the metadata of a file or checkpoint say of a model, which is one of MODELS."""
     try:
         return _describe(metadata, model, image_size, weights)
     except InputError:

@@ -37,39 +37,24 @@ FINEST_GRID_INCHES = 0.04  # lines of the patch grid that are closer would hide 
 
 @dataclass(frozen=True)
 class Panel:
-    """One node's edges in one block.
+    """One node's edges in one block."""
 
-    Attributes:
-        block: index of the block in the model's `backbone`.
-        node: (row, column) of the node in the grid.
-        grid: (H, W) of the grid of nodes.
-        neighbours: (row, column) of every neighbour in the grid of candidates; nearest first if it
-            is a kNN graph.
-        candidates: (H, W) of the grid of candidates.
-        reduction: nodes along a side of a candidate.
-        note: description of the graph for the title.
-    """
-
-    block: int
-    node: tuple[int, int]
-    grid: tuple[int, int]
+    block: int  # index in the model's `backbone`
+    node: tuple[int, int]  # (row, column) in the grid
+    grid: tuple[int, int]  # (H, W) of the nodes
+    # (row, column) of each in the grid of candidates; nearest first if it is a kNN graph.
     neighbours: tuple[tuple[int, int], ...]
-    candidates: tuple[int, int]
-    reduction: int
-    note: str
+    candidates: tuple[int, int]  # (H, W) of their grid
+    reduction: int  # nodes along a side of a candidate
+    note: str  # what the title says of the graph
 
 
 def draw(pixels: np.ndarray, panels: Sequence[Panel], heading: Sequence[str], path: Path) -> None:
     """Draw the panels side by side, at most MAX_COLUMNS in a row, and write the file.
 
-    Args:
-        pixels: the image as the model sees it, (H, W, 3) uint8.
-        panels: at least one.
-        heading: two lines above the panels; what is too long for the picture is cut.
-        path: picture file to write or replace; it ends in .png, .pdf or .svg.
-
-    Raises:
-        InputError: the file cannot be written.
+    The pixels are the image as the model sees it, (H, W, 3) uint8. There is at least one panel,
+    above which are two lines of heading; what is too long for the picture is cut. The path ends in
+    .png, .pdf or .svg. Raises InputError if the file cannot be written.
     """
     from matplotlib.figure import Figure  # half a second to import
 

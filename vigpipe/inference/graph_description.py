@@ -27,24 +27,15 @@ _MOST = 1 << 30  # the largest count that is believed
 
 @dataclass(frozen=True)
 class GraphDescription:
-    """Everything that is needed to build a graph model and to prepare its graph.
+    """Everything that is needed to build a graph model and to prepare its graph."""
 
-    Attributes:
-        weights: the file or checkpoint that says so.
-        model: name of the model, such as sage.
-        multi_label: whether a node may have several classes.
-        class_names: name of each class, by label; empty if the file has no names.
-        options: the options of training that the model and its graph depend on, as fields of
-            TrainConfig.
-    """
-
-    weights: Path
+    weights: Path  # the file or checkpoint that says so
     model: GnnModel
     num_classes: int
     num_features: int
-    multi_label: bool
-    class_names: tuple[str, ...]
-    options: dict[str, Any]
+    multi_label: bool  # whether a node may have several classes
+    class_names: tuple[str, ...]  # by label; empty if the file has no names
+    options: dict[str, Any]  # those of training that the model and its graph depend on
 
     def names(self) -> tuple[str, ...]:
         """Name every label: by the file, else by its number."""
@@ -96,9 +87,7 @@ def graph_model_in(weights: Path) -> str | None:
 def read_graph_description(weights: Path, data: str = "GRAPH") -> GraphDescription:
     """Find out which graph model a weights file holds; the errors name the user's --data.
 
-    Raises:
-        InputError: the file cannot be read, holds no graph model, or has metadata that cannot be
-            used.
+    Raises InputError if the file cannot be read, or holds no graph model that can be used.
     """
     return describe_graph_model(read_metadata(weights), weights, data)
 
@@ -106,10 +95,7 @@ def read_graph_description(weights: Path, data: str = "GRAPH") -> GraphDescripti
 def describe_graph_model(
     metadata: Mapping[str, str], weights: Path, data: str = "GRAPH"
 ) -> GraphDescription:
-    """Find out which graph model the metadata of a file or checkpoint are of.
-
-    It raises what `read_graph_description` raises.
-    """
+    """Find out which graph model the metadata are of, as `read_graph_description` does."""
     model = metadata.get("model")
     if model not in GRAPH_MODELS:
         what = "does not name a model" if model is None else f"holds a {escaped(model, 40)}"

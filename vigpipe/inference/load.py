@@ -92,11 +92,7 @@ def load(
 
 
 def build_from(weights: Path, build: Callable[[], StagedModel]) -> StagedModel:
-    """Build the model that a file says it holds with the file's weights; draw no random numbers.
-
-    Raises:
-        InputError: the file cannot be read, or does not fit the model.
-    """
+    """Build the model that a file says it holds with the file's weights; draw no random numbers."""
     state = matching_weights(weights, build)
     with torch.random.fork_rng(devices=[]):  # building draws weights, which the file's replace
         built = build()

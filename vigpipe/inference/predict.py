@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,11 +68,17 @@ def top(
     return [{"class": name, "label": i, "probability": p} for name, i, p in rows]
 
 
+def options_of_ranks(config: PredictConfig) -> dict[str, Any]:
+    """Return the options of `vigpipe train` that say how the ranks of a prediction compute."""
+    names = ("stages", "microbatches", "dp", "schedule", "virtual_stages")
+    names += ("device", "dtype", "threads", "timeout")
+    return {name: getattr(config, name) for name in names}
+
+
 def prepare_prediction(config: PredictConfig, paths: Sequence[Path]) -> Run:
     """Prepare a run whose test images are the given image files.
 
-    Raises:
-        InputError: there are no paths, the weights cannot be used, or an option is wrong.
+    Raises InputError if there are none, the weights cannot be used, or an option is wrong.
     """
     if not paths:
         raise InputError("predict: none of the images can be read; name others")
@@ -86,16 +93,8 @@ def prepare_prediction(config: PredictConfig, paths: Sequence[Path]) -> Run:
         data="fake",  # a placeholder, because the checks of the options need images
         image_size=f"{description.image_size[0]}x{description.image_size[1]}",
         batch_size=config.batch_size,
-        stages=config.stages,
-        microbatches=config.microbatches,
-        dp=config.dp,
-        schedule=config.schedule,
-        virtual_stages=config.virtual_stages,
         sync="drain",  # the smallest buffers; there are no gradients
-        device=config.device,
-        dtype=config.dtype,
-        threads=config.threads,
-        timeout=config.timeout,
+        **options_of_ranks(config),
     )
     run = prepare(options, weight_dtype(config.dtype))
     matching_weights(config.weights, description.build)
@@ -113,8 +112,7 @@ def predict(rank_state: RankState, paths: Sequence[Path]) -> Iterator[Prediction
         One prediction per image, in order, on ranks of the last stage; nothing on other ranks.
 
     Raises:
-        FloatingPointError: an image's logits are NaN or infinite; raised on every rank of the last
-            stage.
+        FloatingPointError: an image's logits are NaN or infinite; on every rank of the last stage.
         InputError: an image cannot be read.
     """
     run, pipeline = rank_state.run, rank_state.pipeline
@@ -143,11 +141,7 @@ def predict(rank_state: RankState, paths: Sequence[Path]) -> Iterator[Prediction
 def make_prediction(
     path: Path, names: Sequence[str], labels: Sequence[int], probabilities: Sequence[float]
 ) -> Prediction:
-    """Make the prediction of an image from a row of `most_likely`; `names` are by label.
-
-    Raises:
-        FloatingPointError: the image's logits were NaN or infinite.
-    """
+    """Make the prediction of an image from a row of `most_likely`; `names` are by label."""
     check_finite(str(path), probabilities)
     return Prediction(path, tuple(labels), tuple(names[i] for i in labels), tuple(probabilities))
 
@@ -181,8 +175,7 @@ def most_likely(logits: Tensor, *, several: bool = False) -> tuple[Tensor, Tenso
 def list_files(given: Sequence[Path]) -> list[Path]:
     """List the given files, with folders replaced by the images in and below them.
 
-    Raises:
-        InputError: nothing is given, a path does not exist, or a folder holds no image.
+    Raises InputError if nothing is given, a path does not exist, or a folder holds no image.
     """
     if not given:
         raise InputError("predict: name image files or folders of them, such as photos/cat.png")

@@ -14,7 +14,7 @@ from vigpipe.graphs.graph import SPLITS
 from vigpipe.graphs.job import GraphJob
 from vigpipe.inference.description import matching_weights
 from vigpipe.inference.graph_description import GraphDescription, read_graph_description
-from vigpipe.inference.predict import as_lines, check_finite, most_likely, top
+from vigpipe.inference.predict import as_lines, check_finite, most_likely, options_of_ranks, top
 from vigpipe.launch.device import weight_dtype
 from vigpipe.run.facts import Run, prepare
 from vigpipe.run.rank import RankState
@@ -51,8 +51,7 @@ class NodePrediction:
 def prepare_node_prediction(config: PredictConfig) -> tuple[Run, GraphDescription]:
     """Prepare a run on the graph that --data names, and return it with what the weights file says.
 
-    Raises:
-        InputError: the weights or the graph cannot be read, or do not fit together.
+    Raises InputError if the weights or the graph cannot be read, or do not fit together.
     """
     assert config.data is not None
     description = read_graph_description(config.weights, config.data)
@@ -63,14 +62,8 @@ def prepare_node_prediction(config: PredictConfig) -> tuple[Run, GraphDescriptio
         data_dir=config.data_dir,
         download=config.download,
         sampler="full",
-        stages=config.stages,
-        schedule=config.schedule,
-        virtual_stages=config.virtual_stages,
-        device=config.device,
-        dtype=config.dtype,
-        threads=config.threads,
-        timeout=config.timeout,
         seed=config.seed,
+        **options_of_ranks(config),
     )
     run = prepare(options, weight_dtype(config.dtype))
     graph = _job(run).graph
@@ -88,14 +81,9 @@ def predict_nodes(
 ) -> Iterator[NodePrediction]:
     """Predict the classes of nodes, in a run from `prepare_node_prediction`.
 
-    Every rank must exhaust the iterator.
-
-    Yields:
-        One prediction per node of the split, ascending in the user's order, on ranks of the last
-        stage; nothing on other ranks.
-
-    Raises:
-        FloatingPointError: a node's logits are NaN or infinite.
+    Every rank must exhaust the iterator. On ranks of the last stage it yields a prediction for
+    each node of the split, ascending in the user's order; on others nothing. Raises
+    FloatingPointError if a node's logits are NaN or infinite.
     """
     graph = _job(rank_state.run).graph
     scorers = rank_state.scorers
