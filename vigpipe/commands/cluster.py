@@ -45,11 +45,7 @@ def check_cluster(config: PlanConfig) -> None:
 
 
 def quantity(config: PlanConfig, name: str) -> float | None:
-    """Return the bytes, bits a second or seconds of an option; None if it is not given.
-
-    Raises:
-        InputError: its text is not a number with a unit.
-    """
+    """Return the bytes, bits a second or seconds of an option; None if it is not given."""
     text, (units, example) = getattr(config, name), _QUANTITIES[name]
     if text is None:
         return None
@@ -70,7 +66,7 @@ def network(config: PlanConfig) -> tuple[float | None, float | None]:
 
 
 def ranks_to_measure(config: PlanConfig, num_ranks: int) -> int:
-    """Return how many ranks measure the costs of a layout: as many as this host has room for.
+    """Return how many ranks measure a layout: as many as this host has room for.
 
     With a profile, one rank is enough.
     """

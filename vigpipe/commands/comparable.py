@@ -7,12 +7,7 @@ from vigpipe.errors import InputError
 
 
 def check_comparable(config: TrainConfig, num_steps: int) -> None:
-    """Check what is to be compared with unsplit models; the options are those that the user gave.
-
-    Raises:
-        InputError: the run is not meant to train like one rank, or nothing is averaged in its
-            steps.
-    """
+    """Raise InputError if a run does not train like one rank, or averages nothing."""
     if num_steps < 1:
         raise InputError(f"--compare-steps {num_steps}: must be at least 1")
     if config.compress != "none":

@@ -21,11 +21,8 @@ MADE_BY = "vigpipe dataset debian"  # the comment of the .npz file
 def make_debian_graph(out: Path, lists: Path | None = None) -> None:
     """Write the graph of Debian's packages as an .npz file, and print its size.
 
-    It is made of apt's lists of packages; by default those of this machine.
-
-    Raises:
-        InputError: there is a file that must not be replaced, it cannot be written, or there are no
-            lists.
+    It is made of apt's lists of packages; by default those of this machine. Raises InputError if
+    there are none, or the file cannot be written.
     """
     check_new_file(out, "", (".npz",), mark=MADE_BY, overwrite=None)
     import numpy as np
@@ -47,11 +44,7 @@ def make_debian_graph(out: Path, lists: Path | None = None) -> None:
 
 
 def prepare_dataset(source: str, out: Path, options: PrepareConfig) -> None:
-    """Cut a graph, named as for --data, into parts, write them as a folder, and print its content.
-
-    Raises:
-        InputError: there is no such graph, it cannot be cut so, or the folder cannot be written.
-    """
+    """Cut a graph, named as for --data, into parts, and write them as a folder."""
     if options.seed < 0:
         raise InputError(f"--seed {options.seed}: must be 0 or more")
     check_new_folder(out)
@@ -80,11 +73,7 @@ def prepare_dataset(source: str, out: Path, options: PrepareConfig) -> None:
 
 
 def check_dataset(folder: Path) -> None:
-    """Read every file of a prepared folder, and print what is in it.
-
-    Raises:
-        InputError: a file is not what the manifest says.
-    """
+    """Read every file of a prepared folder, and print what is in it."""
     from vigpipe.graphs.prepared.read import check_folder
 
     print(f"{_size(folder, check_folder(folder))}: every file is what the manifest says")

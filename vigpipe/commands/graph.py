@@ -18,11 +18,7 @@ from vigpipe.model.weights import load_weights
 
 
 def draw_graph(config: GraphConfig) -> None:
-    """Draw one node's neighbours in some blocks of a model, and print what was drawn.
-
-    Raises:
-        InputError: an option or a file is wrong.
-    """
+    """Draw one node's neighbours in some blocks of a model, and print what was drawn."""
     description = read_description(config.weights, config.model, config.image_size)
     if config.graph is not None:
         description = replace(description, options={**description.options, "graph": config.graph})
@@ -61,8 +57,7 @@ def draw_graph(config: GraphConfig) -> None:
 def parse_node(text: str | None, size: tuple[int, int]) -> tuple[int, int]:
     """Read a pixel's column and row, `X,Y`; by default the centre of an image of this (H, W).
 
-    Raises:
-        InputError: the text is not two whole numbers, or the pixel is outside the image.
+    Raises InputError for what is not two whole numbers, or outside the image.
     """
     height, width = size
     if text is None:
@@ -86,10 +81,7 @@ def parse_blocks(text: str | None, backbone: Sequence[bool]) -> list[int]:
     """Read the indices of the blocks to draw, `I,J,...`; by default the first, middle and last one.
 
     `backbone` tells for every entry of the model's backbone whether it has a graph. No index is
-    returned twice.
-
-    Raises:
-        InputError: the text is not whole numbers, or one is out of range or has no graph.
+    returned twice. Raises InputError for what is not the number of an entry with a graph.
     """
     with_graph = [i for i, has_graph in enumerate(backbone) if has_graph]
     if text is None:

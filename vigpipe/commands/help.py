@@ -22,19 +22,12 @@ _WIDEST = 110
 
 @dataclass(frozen=True)
 class Option:
-    """An option or a positional argument of a command.
+    """An option or a positional argument of a command."""
 
-    Attributes:
-        names: --name and, where it can be turned off, --no-name; one word for an argument.
-        kinds: kinds of value that it takes: whole number, number, text, path.
-        choices: values that it may have, if they are few.
-        default: its default; empty where that depends on something else.
-    """
-
-    names: tuple[str, ...]
-    kinds: tuple[str, ...]
+    names: tuple[str, ...]  # --name and, where it can be turned off, --no-name; or one word
+    kinds: tuple[str, ...]  # of value that it takes: whole number, number, text, path
     choices: tuple[str, ...]
-    default: str
+    default: str  # empty where it depends on something else
     is_required: bool
     meaning: str
 
@@ -97,10 +90,7 @@ def wants_help(app: App, arguments: Sequence[str]) -> bool:
 
 
 def help_text(app: App, arguments: Sequence[str], width: int | None = None) -> str:
-    """Write the help of the command that a command line names, without the program.
-
-    `width` are columns; by default those of the terminal, 110 at most.
-    """
+    """Write the help of the command that a command line names, without the program."""
     width = width or min(shutil.get_terminal_size().columns, _WIDEST)
     names, apps, _ = app.parse_commands([word for word in arguments if word not in FLAGS])
     name, command = " ".join((app.name[0], *names)), apps[-1]

@@ -52,9 +52,6 @@ def propose(run: Run, rank: int, device: torch.device, folder: Path, config: Pla
     """Measure as one of several ranks; rank 0 then searches, prints and writes the plan.
 
     The run is on one stage; the folder is not used, since the path of the plan is an option.
-
-    Raises:
-        InputError: an option or the profile is wrong, or no layout is possible.
     """
     profile = None if config.profile is None else read_profile(config.profile)
     run = replace(run, config=replace(run.config, sync=_sync(config, profile, device)))
@@ -120,13 +117,10 @@ def _with_as_many_gpus(profile: Profile, num_ranks: int) -> Profile:
 
 
 def replan(run: Run, rank: int, device: torch.device, folder: Path) -> Run:
-    """Find the best cut for a run's layout (`--stages auto`); all ranks call this together.
+    """Return the run with the best cut for its layout (`--stages auto`), the same on every rank.
 
-    Rank 0 measures the blocks of the run, which is cut evenly, with the others beside it, searches,
-    and writes the plan to the run's folder.
-
-    Returns:
-        The run with the best cut, the same on every rank.
+    All ranks call this together. Rank 0 measures the blocks of the run, which is cut evenly, with
+    the others beside it, searches, and writes the plan to the run's folder.
     """
     layout, num_replicas = run.layout, run.layout.num_replicas
     if run.config.strategy != "synchronous":  # a step is then that of a single replica
@@ -162,12 +156,7 @@ def replan(run: Run, rank: int, device: torch.device, folder: Path) -> Run:
 
 
 def make_request(config: PlanConfig, run: Run) -> Request:
-    """Make the planner's request from the options.
-
-    Raises:
-        InputError: a number is out of range, a unit is unknown, or there are more stages than
-            blocks.
-    """
+    """Make the planner's request from the options; raises InputError for numbers out of range."""
     assert run.config.sync is not None
     if config.stages < 1 or config.dp < 1:
         raise InputError(f"--stages {config.stages}, --dp {config.dp}: must be at least 1")
@@ -230,10 +219,7 @@ def write_plan(
     """Write a plan file, with the predicted figures as comments.
 
     The interval is that of a step, if it is known. `config` gives the options of the command line
-    that the file recommends.
-
-    Raises:
-        InputError: the file cannot be written.
+    that the file recommends. Raises InputError if the file cannot be written.
     """
     facts = profile.facts
     versions = facts.get("versions", {})

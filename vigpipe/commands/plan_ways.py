@@ -8,7 +8,7 @@ import torch
 from tabulate import tabulate
 
 from vigpipe.commands.cluster import FREE_MESSAGES, network, quantity
-from vigpipe.commands.start_plan import CHOSEN, UNUSED, ways_file
+from vigpipe.commands.start_plan import CHOSEN, UNUSED, plan_file
 from vigpipe.config.options import TrainConfig, as_given, flag
 from vigpipe.config.verbs import PlanConfig
 from vigpipe.errors import InputError
@@ -26,9 +26,6 @@ def propose_way(
 
     The run has the layout of the ranks that measure; the folder is not used, since the path of the
     file is an option.
-
-    Raises:
-        InputError: an option or the profile is wrong, or no way is possible.
     """
     assert config.ranks is not None
     run = on_one_rank(run, config)
@@ -45,7 +42,7 @@ def propose_way(
             )
     if rank != 0:
         return
-    out = ways_file(config)
+    out = plan_file(config)
     if config.profile is None:
         write_measured(measured, out)
     limit = quantity(config, "memory_limit")

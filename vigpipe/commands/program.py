@@ -20,10 +20,10 @@ from vigpipe.messages import name_program, tell
 def run_program(
     make_app: Callable[[list[str]], App], configured: Collection[str], arguments: Sequence[str]
 ) -> int:
-    """Run one command line without its program, and return its exit code.
+    """Run one command line without its program; wrong use is one sentence and exit code 2.
 
-    Wrong use is one sentence and code 2. `make_app` makes the parser of these arguments, and
-    `configured` names the commands that take the options of `vigpipe train`, and so --config.
+    `make_app` makes the parser of these arguments, and `configured` names the commands that take
+    the options of `vigpipe train`, and so --config.
     """
     try:
         with SecondSignal([signal.SIGINT]):

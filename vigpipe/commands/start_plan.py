@@ -73,9 +73,12 @@ def run_plan(config: PlanConfig, arguments: Sequence[str]) -> int:
 
 
 def plan_file(config: PlanConfig) -> Path:
-    """Return the plan file to write; a picture and a profile lie beside it."""
-    name = f"{config.model}-{config.stages}.toml".replace("_", "-")
-    return config.out or Path("stages") / name
+    """Return the plan file to write, beside which a picture and a profile lie.
+
+    With --ranks it is that of the measured costs.
+    """
+    number = f"{config.stages}.toml" if config.ranks is None else f"{config.ranks}.json"
+    return config.out or Path("stages") / f"{config.model}-{number}".replace("_", "-")
 
 
 def profile_beside(plan: Path) -> Path:
@@ -93,7 +96,7 @@ def _run_plan_ways(config: PlanConfig, arguments: Sequence[str]) -> int:
     check_cluster(config)
     if config.profile is not None:
         read_measured(config.profile)
-    check_new_file(ways_file(config), "--out ", (".json",), mark=WAYS_MARK, overwrite=None)
+    check_new_file(plan_file(config), "--out ", (".json",), mark=WAYS_MARK, overwrite=None)
     assert config.ranks is not None
     num_ranks = ranks_to_measure(config, config.ranks)
     together = {"dp": num_ranks} if config.sampler in OF_LAYERS else {"shards": num_ranks}
@@ -120,9 +123,3 @@ def _check_ways(config: PlanConfig) -> None:
             if name in UNUSED:
                 why = "costs are those of plain steps, and the choice is always explained"
             raise InputError(f"{as_given(name, value)}: with {given} {why}; leave one of them out")
-
-
-def ways_file(config: PlanConfig) -> Path:
-    """Return the file of the measured costs."""
-    name = f"{config.model}-{config.ranks}.json".replace("_", "-")
-    return config.out or Path("stages") / name

@@ -43,12 +43,8 @@ def time_replicas(
 ) -> None:
     """Let replicas do the items of some steps, as one rank, and account for their time.
 
-    Args:
-        run: the run; its number of steps is that of all steps, the warm-up included.
-        rank: position in the world.
-        device: device of this rank.
-        folder: folder of the run's files.
-        num_test_batches: batches of the evaluation that each replica makes at the end.
+    The steps of the run include the warm-up. Each replica evaluates so many test batches at the
+    end.
     """
     started = time.perf_counter()
     rank_state = make_rank_state(run, rank, device)
@@ -93,13 +89,8 @@ def time_replicas(
 class _Timed(Loop):
     """A loop that takes steps, and leaves the first ones of a rank out of its account.
 
-    Args:
-        rank_state: state of the rank.
-        own_steps: its strategy.
-        record: the run's files, on the rank that writes them.
-
-    Attributes:
-        loss: of the last step, if it is known.
+    `record` is given on the rank that writes the run's files; `loss` is that of the last step, if
+    it is known.
     """
 
     def __init__(
@@ -134,7 +125,6 @@ class _Timed(Loop):
             self._record.add_step(step_row(*facts, rates, waited, **whose))
 
     def apply(self, pushed: Pushed) -> None:
-        """Take a step with the gradients of another replica."""
         self.complete()
         run, lr = self._state.run, apply_gradients(self._state, pushed)
         self._num_items, self.loss = self._num_items + 1, pushed.loss
