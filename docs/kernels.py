@@ -124,7 +124,7 @@ def _run(model: str, kind: torch.dtype) -> None:
     """Call the operators as the blocks of a model do, with tensors that have no data."""
     shape = VIG_SHAPES[model]
     grid = reduced(shape.img_size, stem_strides(len(shape.stem), shape.stem_stride))
-    for spec in make_block_specs(shape, grid, "knn", "max", 0.0):
+    for spec in make_block_specs(shape, "knn", "max", 0.0, grid):
         if spec.rule is None:
             continue
         num_nodes, num_candidates = prod(spec.grid), spec.num_candidates

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage]
 
-from vigpipe.commands.differences import Trace
+from vigpipe.commands.differences import Kinds
 from vigpipe.data import Source
 from vigpipe.data.batches import epoch_order
 from vigpipe.data.job import ImageJob
@@ -58,7 +58,7 @@ def shortened(source: Source, num_train: int, num_test: int) -> Source:
     )
 
 
-def oracle(run: Run, num_steps: int) -> Trace:
+def oracle(run: Run, num_steps: int) -> Kinds:
     """Train the unsplit model on the same D x M micro-batches, gradients accumulated.
 
     Cuts with numpy, accumulates in float64, takes running statistics from the concatenated inputs
@@ -109,7 +109,8 @@ def oracle(run: Run, num_steps: int) -> Trace:
         group["lr"] *= group.get("lr_scale", 1.0)
     parameters = dict(model.named_parameters())
     pieces = run.layout.num_replicas * run.layout.num_microbatches
-    trace = Trace()
+    losses: list[float] = []
+    every_gradient: dict[str, torch.Tensor] = {}
     epoch, position, order = 0, 0, np.empty(0, dtype=int)
     for step in range(num_steps):
         if position >= len(order):
@@ -143,8 +144,8 @@ def oracle(run: Run, num_steps: int) -> Trace:
             norm = float(torch.stack(squares).sum().sqrt())
             for g in gradients.values() if norm > config.clip else ():
                 g.mul_(config.clip / norm)
-        trace.losses.append(loss)
-        trace.gradients.append(gradients)
+        losses.append(loss)
+        every_gradient |= {f"{name} (step {step + 1})": g for name, g in gradients.items()}
         for name, parameter in parameters.items():
             parameter.grad = gradients[name].clone()
         optimizer.step()
@@ -154,9 +155,10 @@ def oracle(run: Run, num_steps: int) -> Trace:
             unfolded[name].clear()
             norm.running_mean += 0.1 * (rows.mean(0) - norm.running_mean)
             norm.running_var += 0.1 * (rows.var(0) - norm.running_var)
-    for name, tensor in model.state_dict().items():
-        if name in parameters:
-            trace.weights[name] = tensor
-        elif tensor.is_floating_point():
-            trace.statistics[name] = tensor
-    return trace
+    state = {n: tensor for n, tensor in model.state_dict().items() if tensor.is_floating_point()}
+    return {
+        "loss": {"loss": torch.tensor(losses, dtype=torch.float64)},
+        "gradients": every_gradient,
+        "weights": {name: state[name] for name in parameters},
+        "running statistics": {n: tensor for n, tensor in state.items() if n not in parameters},
+    }
