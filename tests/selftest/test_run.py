@@ -9,6 +9,7 @@ from tests.commands.refusals import check_commands
 from tests.selftest.made_up import CPU
 from tests.world import run_command
 from vigpipe.cli import main
+from vigpipe.config.verbs import SelftestConfig
 from vigpipe.selftest import run
 from vigpipe.selftest.rows import Part, Row
 from vigpipe.selftest.worker import WorkerError
@@ -45,6 +46,7 @@ def parts(monkeypatch):
             for name, weight, rows, error in described
         ]
         monkeypatch.setattr(run, "PARTS", made)
+        monkeypatch.setattr(SelftestConfig, "parts", ",".join(part.name for part in made))
         return given
 
     monkeypatch.setattr(run, "call", lambda *arguments, seconds: CPU)
