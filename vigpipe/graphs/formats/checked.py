@@ -18,8 +18,7 @@ def make_graph(
     *,
     name: str,
     where: str,
-    sources: np.ndarray,
-    targets: np.ndarray,
+    edges: tuple[np.ndarray, np.ndarray],
     features: np.ndarray | csr_array,
     labels: np.ndarray,
     split: np.ndarray,
@@ -27,7 +26,7 @@ def make_graph(
 ) -> Graph:
     """Check the parts of a graph and put them together; messages begin with `where`.
 
-    Edges come from sources and end in targets, (e,) integers each; repeated ones count once.
+    Edges are their sources, and their targets, (e,) integers each; repeated ones count once.
     Features, (n, d), are dense or from `make_rows`. Labels are (n,) integers, NO_CLASS for none; or
     (n, C) zeros and ones. The split is (n,) integers; a node without a class gets NO_SPLIT, because
     there is nothing to train or to score it with. By default, classes are named after their
@@ -49,7 +48,7 @@ def make_graph(
                 f"{where}: has labels of {num_nodes} nodes, but {what} of {length}; save all "
                 "arrays in the same order of nodes"
             )
-    _check_edges(sources, targets, num_nodes, where)
+    _check_edges(*edges, num_nodes, where)
     features = _check_features(features, where)
     multi_label = labels.ndim == 2
     labels = _zeros_and_ones(labels, where) if multi_label else _whole_numbers(labels, where)
@@ -71,8 +70,7 @@ def make_graph(
                 f"{where}: class {absent} ('{escaped(names[absent])}') has no training nodes; put "
                 "some of its nodes into the training split, or leave the class out"
             )
-    indptr, indices = in_rows(sources, targets, num_nodes)
-    return Graph(name, indptr, indices, features, labels, split, names)
+    return Graph(name, *in_rows(*edges, num_nodes), features, labels, split, names)
 
 
 def make_split(parts: Iterable[tuple[int, np.ndarray | None, str]], num_nodes: int) -> np.ndarray:

@@ -24,8 +24,7 @@ def read(path: Path) -> Graph:
     graph = make_graph(
         name=str(path),
         where=str(path),
-        sources=arrays["edge_src"],
-        targets=arrays["edge_dst"],
+        edges=(arrays["edge_src"], arrays["edge_dst"]),
         features=_features(arrays, num_nodes, path),
         labels=labels,
         split=arrays["split"],

@@ -30,12 +30,10 @@ def read(name: str, folder: Path) -> Graph:
             "each node; fetch it again"
         )
     num_nodes = len(features)
-    sources, targets = _edges(adjacency)
     return make_graph(
         name=name,
         where=str(folder),
-        sources=sources,
-        targets=targets,
+        edges=_edges(adjacency),
         features=features,
         labels=_labels(classes, num_nodes),
         split=_split(roles, num_nodes),

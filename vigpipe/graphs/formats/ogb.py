@@ -47,8 +47,7 @@ def read(name: str, folder: Path) -> Graph:
     return make_graph(
         name=name,
         where=str(folder),
-        sources=sources,
-        targets=targets,
+        edges=(sources, targets),
         features=features,
         labels=labels[:, 0],
         split=make_split(_parts(name, folder), len(labels)),

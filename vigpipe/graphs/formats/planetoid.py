@@ -75,12 +75,10 @@ def read(name: str, folder: Path) -> Graph:
             f"{folder}: node {unclear.argmax()} has not exactly one class, though it is in the "
             "split; fetch the files again"
         )
-    sources, targets = _edges(paths["graph"])
     return make_graph(
         name=name,
         where=str(folder),
-        sources=sources,
-        targets=targets,
+        edges=_edges(paths["graph"]),
         features=csr_array(vstack((allx, padded[order]), format="csr")),
         # A node without a class gets the first one, as in torch-geometric.
         labels=one_hot.argmax(axis=1),

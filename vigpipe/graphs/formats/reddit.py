@@ -26,8 +26,7 @@ def read(name: str, folder: Path) -> Graph:
     return make_graph(
         name=name,
         where=str(folder),
-        sources=edges["row"],
-        targets=edges["col"],
+        edges=(edges["row"], edges["col"]),
         features=nodes["feature"],
         labels=nodes["label"],
         split=split,
