@@ -63,14 +63,9 @@ class Manifest:
         return list(accumulate(self.part_nodes, initial=0))
 
 
-def edges_file(part: int) -> str:
-    """Return the name of the file of the edges that end in a part."""
-    return f"edges/{part:05}.safetensors"
-
-
-def features_file(part: int) -> str:
-    """Return the name of the file of a part's features."""
-    return f"features/{part:05}.safetensors"
+def file_of_part(what: str, part: int) -> str:
+    """Return the name of the file of a part's `edges`, those that end in it, or `features`."""
+    return f"{what}/{part:05}.safetensors"
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -109,7 +104,8 @@ def _parsed(table: dict[str, Any]) -> Manifest:
         raise ValueError("part_nodes do not add up to nodes")
     if manifest.kept_edges > manifest.edges or manifest.features < 1:
         raise ValueError("kept_edges or features are out of range")
-    needed = {NODES}.union(*({edges_file(p), features_file(p)} for p in range(num_parts)))
+    of_parts = {file_of_part(what, p) for p in range(num_parts) for what in ("edges", "features")}
+    needed = of_parts | {NODES}
     if not needed <= set(manifest.files) <= needed | {NAMES}:
         raise ValueError("files are not those of its parts")
     return manifest

@@ -11,14 +11,7 @@ from vigpipe.files.untrusted import read_json
 from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST
 from vigpipe.graphs.prepared.files import Arrays, Files, array, check_rows, numbers
 from vigpipe.graphs.prepared.graph import PreparedGraph
-from vigpipe.graphs.prepared.manifest import (
-    NAMES,
-    NODES,
-    Manifest,
-    edges_file,
-    features_file,
-    read_manifest,
-)
+from vigpipe.graphs.prepared.manifest import NAMES, NODES, Manifest, file_of_part, read_manifest
 from vigpipe.graphs.stored_rows import Rows, StoredRows
 
 
@@ -38,7 +31,7 @@ def open_folder(folder: Path) -> PreparedGraph:
             first_nodes,
             (manifest.nodes, manifest.features),
             np.float32,
-            parts.dense_features if manifest.stored is None else parts.sparse_features,
+            parts.features,
             manifest.stored,
         ),
         labels=nodes["labels"],
@@ -71,28 +64,27 @@ class _Parts:
         start, end = self._manifest.first_nodes[part : part + 2]
         num_edges = int(self.nodes["indptr"][end] - self.nodes["indptr"][start])
         arrays = self._files.arrays(
-            edges_file(part),
+            file_of_part("edges", part),
             lambda arrays: numbers(arrays, "indices", np.int32, num_edges, 0, self._manifest.nodes),
         )
         return arrays["indices"]
 
-    def dense_features(self, part: int) -> Rows:
+    def features(self, part: int) -> Rows:
         shape = self._manifest.part_nodes[part], self._manifest.features
-        arrays = self._files.arrays(
-            features_file(part), lambda arrays: array(arrays, "x", np.float32, *shape)
-        )
-        return arrays["x"]
-
-    def sparse_features(self, part: int) -> Rows:
-        shape = self._manifest.part_nodes[part], self._manifest.features
+        is_dense = self._manifest.stored is None
 
         def check(arrays: Arrays) -> None:
+            if is_dense:
+                array(arrays, "x", np.float32, *shape)
+                return
             values = arrays["values"]
             array(arrays, "values", np.float32, len(values))
             check_rows("indptr", array(arrays, "indptr", np.int32, shape[0] + 1), len(values))
             numbers(arrays, "indices", np.int32, len(values), 0, shape[1])
 
-        arrays = self._files.arrays(features_file(part), check)
+        arrays = self._files.arrays(file_of_part("features", part), check)
+        if is_dense:
+            return arrays["x"]
         return csr_array((arrays["values"], arrays["indices"], arrays["indptr"]), shape=shape)
 
     def _check_nodes(self, arrays: Arrays) -> None:

@@ -26,8 +26,7 @@ from vigpipe.graphs.prepared.manifest import (
     NODES,
     FileFacts,
     Manifest,
-    edges_file,
-    features_file,
+    file_of_part,
     write_manifest,
 )
 from vigpipe.graphs.stored_rows import StoredRows
@@ -119,10 +118,11 @@ def _write_arrays(
         indptr_of_part, edges = graph.edges_into(nodes)
         indices = sort_rows(indptr_of_part, new_numbers[graph.indices[edges]])
         digest.update(indices.astype(np.int64).data)
-        _save(folder, edges_file(part), {"indices": indices}, files)
+        _save(folder, file_of_part("edges", part), {"indices": indices}, files)
         if is_sparse:
             rows: Any = graph.features[nodes]
-            _save(folder, features_file(part), _sparse(rows, partition.num_parts), files)
+            name = file_of_part("features", part)
+            _save(folder, name, _sparse(rows, partition.num_parts), files)
     if not is_sparse:
         assert not isinstance(graph.features, csr_array)
         _write_dense(folder, graph.features, partition, files)
@@ -154,7 +154,8 @@ def _write_dense(
     The nodes of a part keep their order, so rows are only appended to its file. Reading the rows in
     the order of the parts would touch a file that is larger than memory page by page.
     """
-    paths = [folder / features_file(part) for part in range(partition.num_parts)]
+    names = [file_of_part("features", part) for part in range(partition.num_parts)]
+    paths = [folder / name for name in names]
     headers = [_header(size, features.shape[1]) for size in partition.sizes.tolist()]
     digests = [hashlib.sha256(header) for header in headers]
     for path, header in zip(paths, headers, strict=True):
@@ -167,8 +168,8 @@ def _write_dense(
             digests[part].update(content)
             with paths[part].open("ab") as file:
                 file.write(content)
-    for part, path in enumerate(paths):
-        files[features_file(part)] = FileFacts(path.stat().st_size, digests[part].hexdigest())
+    for name, path, digest in zip(names, paths, digests, strict=True):
+        files[name] = FileFacts(path.stat().st_size, digest.hexdigest())
 
 
 def _header(num_nodes: int, num_features: int) -> bytes:
