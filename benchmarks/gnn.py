@@ -107,7 +107,7 @@ def lazily(name: str, options: GnnBench, *, device: torch.device) -> Callable[[]
     """
     graph = _open(options)
     nodes = np.arange(min(_FEW, graph.num_nodes))
-    indptr, indices = Induced(graph).on(nodes)
+    indptr, indices, _ = Induced(graph).on(nodes)
     few = replace(
         graph,
         indptr=indptr,

@@ -32,7 +32,7 @@ def test_the_edges_are_those_with_both_ends_among_the_nodes(data):
     some_nodes = st.sets(st.integers(0, graph.num_nodes - 1)).map(an_array)
     subgraphs = Induced(graph)  # several times: the table must be clean again after each
     for nodes in data.draw(st.lists(some_nodes, min_size=1, max_size=4)):
-        indptr, indices = subgraphs.on(nodes)
+        indptr, indices, _ = subgraphs.on(nodes)
         assert indptr.dtype == indices.dtype == np.int64
         assert len(indptr) == len(nodes) + 1
         assert as_edges(indptr, indices) == by_loop(graph, nodes)

@@ -31,7 +31,7 @@ def test_parts_are_disjoint_have_all_nodes_and_keep_the_edges_inside(method, dat
     subgraphs = Induced(graph)
     kept = []
     for of_part in nodes:
-        indptr, indices = subgraphs.on(of_part)
+        indptr, indices, _ = subgraphs.on(of_part)
         targets = np.repeat(of_part, np.diff(indptr))
         kept += zip(of_part[indices].tolist(), targets.tolist(), strict=True)
     of_parent = Counter(edges_of(graph))

@@ -78,7 +78,7 @@ def test_weights_follow_how_often_nodes_and_edges_were_counted(way):
         assert len(nodes) == sampler.about_nodes(2, number)
         assert isinstance(adjacency, Sampled)
         assert adjacency.num_edges == sampler.num_edges(2, number)
-        indptr, indices = Induced(GRAPH).on(nodes)
+        indptr, indices, _ = Induced(GRAPH).on(nodes)
         assert np.array_equal(adjacency.indptr.numpy(), indptr)
         assert np.array_equal(adjacency.indices.numpy(), indices)
         assert np.array_equal(adjacency.degrees.numpy(), np.diff(GRAPH.indptr)[nodes])

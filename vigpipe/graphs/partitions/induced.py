@@ -15,16 +15,12 @@ class Induced:
         self._local = np.full(graph.num_nodes, -1, dtype=np.int64)  # all -1 between calls
         self._lock = Lock()  # a thread that reads ahead uses the same table
 
-    def on(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return `indptr` and `indices` of exactly the edges between some nodes, (m,) int64.
+    def on(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return `indptr` and `indices` of exactly the edges between some nodes, and their numbers.
 
-        The nodes ascend, each once; ValueError otherwise. Node i of the sub-graph is nodes[i].
+        The numbers, (e,) int64, are those of the graph. The nodes, (m,) int64, ascend, each once;
+        ValueError otherwise. Node i of the sub-graph is nodes[i].
         """
-        indptr, indices, _ = self.numbered(nodes)
-        return indptr, indices
-
-    def numbered(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return what `on` returns, and the numbers of these edges in the graph, (e,) int64."""
         if len(nodes) and not (
             nodes[0] >= 0 and nodes[-1] < len(self._local) and (np.diff(nodes) > 0).all()
         ):

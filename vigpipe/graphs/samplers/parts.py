@@ -84,5 +84,5 @@ class Parts(Sampler):
     def _join(self, partition: Partition, parts: Sequence[int]) -> SubGraph:
         nodes = np.concatenate([partition.nodes_of(part) for part in parts])
         nodes.sort()
-        indptr, indices = self._induced.on(nodes)
+        indptr, indices, _ = self._induced.on(nodes)
         return SubGraph(nodes, Adjacency(torch.from_numpy(indptr), torch.from_numpy(indices)))

@@ -45,7 +45,7 @@ class Saint(Sampler):
 
     def draw(self, epoch: int, number: int) -> SubGraph:
         nodes = self._nodes(epoch, number)
-        indptr, indices, edges = self._induced.numbered(nodes)
+        indptr, indices, edges = self._induced.on(nodes)
         self._sizes.put(epoch, number, len(nodes), len(edges))
         times = np.maximum(self.counts.of_nodes[nodes], 1)
         factors = np.repeat(times, np.diff(indptr)) / np.maximum(self.counts.of_edges[edges], 1)
@@ -66,7 +66,7 @@ class Saint(Sampler):
 
     def num_edges(self, epoch: int, number: int) -> int:
         size = self._sizes.get(epoch, number)
-        return size[1] if size else len(self._induced.numbered(self._nodes(epoch, number))[1])
+        return size[1] if size else len(self._induced.on(self._nodes(epoch, number))[1])
 
     def describe(self) -> str:
         counts = self.counts
