@@ -173,85 +173,67 @@ class HaloEdges(SharedEdges):
 
     def _with_halo(self, x: Tensor) -> Tensor:
         if self.stale is not None and x.requires_grad and torch.is_grad_enabled():
-            return _WithStaleHalo.apply(x, self.halo, self.shards, self.stale, self.stale.slot())  # pyright: ignore[reportReturnType]
+            return with_halo(x, self.halo, self.shards, (self.stale, self.stale.slot()))
         return self._fetch_once(x, lambda: with_halo(x, self.halo, self.shards))
 
 
-def with_halo(x: Tensor, halo: Halo, shards: Shards) -> Tensor:
-    """Put the rows of the halo behind those of a rank: (n_k, C) -> (n_k + halo, C)."""
-    return _WithHalo.apply(x, halo, shards)  # pyright: ignore[reportReturnType]
+def with_halo(
+    x: Tensor, halo: Halo, shards: Shards, late: tuple[StaleHalos, int] | None = None
+) -> Tensor:
+    """Put the rows of the halo behind those of a rank: (n_k, C) -> (n_k + halo, C).
+
+    With `late`, and its slot there, the halo and its gradients are those of the last step.
+    """
+    return _WithHalo.apply(x, halo, shards, late)  # pyright: ignore[reportReturnType]
 
 
 class _WithHalo(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, halo: Halo, shards: Shards) -> Tensor:  # noqa: ANN401
-        ctx.halo, ctx.shards = halo, shards
-        write = copies_of(lambda to: x if to == shards.rank else x[halo.given[to]])
-        shapes = [(halo.length(part), x.shape[1]) for part in range(shards.size)]
-        return shards.exchange(
-            Contribution(write, shapes, lambda of, to: (halo.rows_from(of, to),), x), HALOS
-        )
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
-        back = ctx.shards.exchange(_given_back(grad, ctx.halo, ctx.shards.rank), HALOS)
-        return _added_up(grad, back, ctx.halo, ctx.shards.rank), None, None
-
-
-class _WithStaleHalo(Function):
-    """Takes the halo of the last step, and the gradients that came back in it."""
-
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401
         x: Tensor,
         halo: Halo,
         shards: Shards,
-        stale: StaleHalos,
-        slot: int,
+        late: tuple[StaleHalos, int] | None,
     ) -> Tensor:
-        ctx.halo, ctx.shards, ctx.stale, ctx.slot = halo, shards, stale, slot
+        ctx.halo, ctx.shards, ctx.late = halo, shards, late
         rank, counts = shards.rank, halo.counts
+        if late is None:
+            write = copies_of(lambda to: x if to == rank else x[halo.given[to]])
+            shapes = [(halo.length(part), x.shape[1]) for part in range(shards.size)]
+            return shards.exchange(
+                Contribution(write, shapes, lambda of, to: (halo.rows_from(of, to),), x), HALOS
+            )
+        write = copies_of(lambda to: x[halo.given[to]])
+        shapes = [(int(counts[:, part].sum()), x.shape[1]) for part in range(shards.size)]
         begun = shards.begin(
-            Contribution(
-                copies_of(lambda to: x[halo.given[to]]),
-                [(int(counts[:, part].sum()), x.shape[1]) for part in range(shards.size)],
-                lambda of, to: (_rows_of(counts[:, to], of),),
-                x,
-            ),
-            HALOS,
+            Contribution(write, shapes, lambda of, to: (_rows_of(counts[:, to], of),), x), HALOS
         )
         assert not counts[rank, rank]
+        stale, slot = late
         return torch.cat((x, stale.last(("features", slot), begun)))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
-        halo, shards = ctx.halo, ctx.shards
-        begun = shards.begin(_given_back(grad, halo, shards.rank), HALOS)
-        back = ctx.stale.last(("gradients", ctx.slot), begun)
-        return _added_up(grad, back, halo, shards.rank), None, None, None, None
-
-
-def _given_back(grad: Tensor, halo: Halo, rank: int) -> Contribution:
-    counts = halo.counts
-    write = copies_of(lambda to: grad[:0] if to == rank else grad[halo.rows_from(to, rank)])
-    shapes = [(int(of_part.sum()), grad.shape[1]) for of_part in counts]
-    return Contribution(write, shapes, lambda of, to: (_rows_of(counts[to], of),), grad)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+        halo, shards, rank, counts = ctx.halo, ctx.shards, ctx.shards.rank, ctx.halo.counts
+        write = copies_of(lambda to: grad[:0] if to == rank else grad[halo.rows_from(to, rank)])
+        shapes = [(int(of_part.sum()), grad.shape[1]) for of_part in counts]
+        given = Contribution(write, shapes, lambda of, to: (_rows_of(counts[to], of),), grad)
+        if ctx.late is None:
+            back = shards.exchange(given, HALOS)
+        else:
+            stale, slot = ctx.late
+            back = stale.last(("gradients", slot), shards.begin(given, HALOS))
+        d_x = grad[: halo.sizes[rank]].clone()
+        for rows, part in zip(halo.given, back.split(counts[rank].tolist()), strict=True):
+            d_x.index_add_(0, rows, part)
+        return d_x, None, None, None
 
 
 def _rows_of(counts: np.ndarray, part: int) -> slice:
     """Return where a part's rows are, if so many rows of each part follow one another."""
     first = int(counts[:part].sum())
     return slice(first, first + int(counts[part]))
-
-
-def _added_up(grad: Tensor, back: Tensor, halo: Halo, rank: int) -> Tensor:
-    """Add the gradients that came back to those of the rank's own rows: (n_k, C)."""
-    d_x = grad[: halo.sizes[rank]].clone()
-    by_part = back.split(halo.counts[rank].tolist())
-    for rows, part in zip(halo.given, by_part, strict=True):
-        d_x.index_add_(0, rows, part)
-    return d_x
 
 
 def work_of_parts(
