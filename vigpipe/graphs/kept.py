@@ -48,11 +48,8 @@ def read_kept(name: str, beside: Path | None, form: Form) -> Kept | None:
     `beside` is the graph's file or folder, None for a graph without one. Files are in
     <beside>.parts/, or in the user's cache where that cannot be written.
     """
-    for folder in _folders(beside):
-        found = _read(folder / f"{name}.safetensors", form)
-        if found is not None:
-            return found
-    return None
+    found = (_read(path, form) for path in _paths(name, beside))
+    return next(filter(None, found), None)
 
 
 def keep(
@@ -63,8 +60,7 @@ def keep(
     Ranks may do so at the same time, with the same content. Returns how long it took to read the
     file again, as other ranks do; None if it cannot be written.
     """
-    for folder in _folders(beside):
-        path = folder / f"{name}.safetensors"
+    for path in _paths(name, beside):
         with contextlib.suppress(OSError):
             _write(path, {**arrays, "seconds": np.array([seconds])})
             found = _read(path, form)
@@ -72,11 +68,11 @@ def keep(
     return None
 
 
-def _folders(beside: Path | None) -> Iterator[Path]:
+def _paths(name: str, beside: Path | None) -> Iterator[Path]:
     if beside is not None:
-        yield Path(f"{beside.absolute()}.parts")
+        yield Path(f"{beside.absolute()}.parts") / f"{name}.safetensors"
     with contextlib.suppress(OSError):  # the user has none
-        yield cache_folder() / "parts"
+        yield cache_folder() / "parts" / f"{name}.safetensors"
 
 
 def _read(path: Path, form: Form) -> Kept | None:
