@@ -26,10 +26,9 @@ class Ahead(Generic[Value]):
         for other in [other for other in self._coming if other not in wanted]:
             self._coming.pop(other).cancel()
         value = self._make(number) if future is None else future.result()
-        if wanted and self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
         for other in wanted:
-            if self._thread is not None and other not in self._coming:
+            self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="ahead")
+            if other not in self._coming:
                 self._coming[other] = self._thread.submit(self._make, other)
         return value
 

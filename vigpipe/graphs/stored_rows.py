@@ -33,16 +33,10 @@ class StoredRows:
 
     def __getitem__(self, rows: slice | np.ndarray) -> Any:  # noqa: ANN401
         """Return the rows of a slice without a step, or of (m,) int64 numbers in any order."""
-        if isinstance(rows, slice):
-            start, end, step = rows.indices(len(self))
-            assert step == 1
-            return self._between(start, end)
-        return self._at(rows)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:  # noqa: ANN401
-        return np.array(self[:], dtype, copy=copy)
-
-    def _between(self, start: int, end: int) -> Rows:
+        if not isinstance(rows, slice):
+            return self._at(rows)
+        start, end, step = rows.indices(len(self))
+        assert step == 1
         file = int(np.searchsorted(self._firsts, start, side="right")) - 1
         pieces = [self._read(0)[:0]] if start >= end else []
         while start < end:
@@ -52,6 +46,9 @@ class StoredRows:
                 pieces.append(self._read(file)[start - first : stop - first])
             start, file = stop, file + 1
         return self._joined(pieces)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:  # noqa: ANN401
+        return np.array(self[:], dtype, copy=copy)
 
     def _at(self, rows: np.ndarray) -> Rows:
         files = np.searchsorted(self._firsts, rows, side="right") - 1

@@ -26,10 +26,9 @@ class ImportantNodes:
     def __init__(self, graph: Graph, weighting: Weighting, layer_nodes: int) -> None:
         self._graph, self._num = graph, layer_nodes
         plain, looped = degrees_of(graph)
-        if weighting == "gcn":
-            norms = squared_columns(graph, weighting, looped, with_loops=False)
-        else:
-            norms = squared_columns(graph, weighting, plain, with_loops=True)
+        is_gcn = weighting == "gcn"
+        degrees = looped if is_gcn else plain
+        norms = squared_columns(graph, weighting, degrees, with_loops=not is_gcn)
         if not norms.any():  # all edges are self-loops, which are not sampled
             norms = np.ones(graph.num_nodes)
         self._shares, self._urn = norms / norms.sum(), Urn(norms)

@@ -52,12 +52,7 @@ class InLayers(Sampler):
     """
 
     def __init__(
-        self,
-        graph: Graph,
-        edge_sampler: EdgeSampler,
-        batch_nodes: int,
-        num_layers: int,
-        seed: int,
+        self, graph: Graph, edge_sampler: EdgeSampler, batch_nodes: int, num_layers: int, seed: int
     ) -> None:
         self._edge_sampler, self._num_layers, self._seed = edge_sampler, num_layers, seed
         self._train, self._degrees = graph.nodes_of(TRAIN), degrees_of(graph)
