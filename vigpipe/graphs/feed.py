@@ -32,11 +32,7 @@ _MOST_AHEAD = 1  # items that are made ahead; each takes the memory of its featu
 
 
 class GraphFeed:
-    """The batches of one rank; `seed` is that of the keys of dropout.
-
-    `repartition` balances the parts of the sampler by measured time, and `sharding` says how the
-    ranks of the replica share its sub-graphs.
-    """
+    """The batches of one rank; `seed` is that of the keys of dropout."""
 
     def __init__(
         self,

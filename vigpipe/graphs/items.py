@@ -30,10 +30,7 @@ def _replicas_per_group(sampler: Sampler, layout: Layout) -> int:
 def sub_graphs(
     step: int, replica: int, sampler: Sampler, layout: Layout
 ) -> tuple[int, list[int | None]]:
-    """Return the epoch of a step, counted from 1, and which of its sub-graphs a replica takes.
-
-    Each micro-batch has a number, or None where the replica's group has no more.
-    """
+    """Return a step's epoch, from 1, and a replica's sub-graphs, None if its group has no more."""
     epoch, step_of_epoch = divmod(step, steps_per_epoch(sampler, layout))
     group, member = divmod(replica, _replicas_per_group(sampler, layout))
     before, num_microbatches = sum(sampler.num_sub_graphs[:group]), layout.num_microbatches

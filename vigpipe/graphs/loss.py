@@ -8,18 +8,11 @@ from vigpipe.parallel.batch import NO_LABEL
 
 
 class NodeLoss(MeanLoss):
-    """The mean loss of the training nodes of a step.
-
-    The sum of weighted losses is divided by the number of training nodes that they stand for.
-    """
+    """The mean loss of the training nodes of a step, or of those that weighted losses stand for."""
 
     def total(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the sum of the losses of a sub-graph's training nodes.
-
-        Labels are (b,) int64 classes, for cross-entropy; or (b, C) floating point, 1 for each class
-        of a node and 0 for others, for the binary cross-entropy, which is the mean over classes.
-        Rows that do not count have NO_LABEL.
-        """
+        # Labels are (b,) int64, for cross-entropy; or (b, C) floats, 1 for each class of a node and
+        # 0 for others, for the mean binary cross-entropy of the classes. NO_LABEL does not count.
         if not labels.is_floating_point():
             return F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="sum")
         return _of_classes(logits, labels).sum() / logits.shape[1]

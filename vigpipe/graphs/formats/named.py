@@ -32,10 +32,7 @@ class DataSet:
 
 
 def read(data_set: DataSet, data_dir: Path, *, download: bool) -> Graph:
-    """Read a data set from its folder; InputError if files are missing, not fetched, or damaged.
-
-    With `download`, missing ones are fetched; one process at a time may do so.
-    """
+    """Read a data set from its folder; InputError if files are missing, not fetched, or damaged."""
     folder = data_dir / data_set.folder
     # Path.exists raises PermissionError in a folder that cannot be searched.
     missing = [name for name in data_set.files if not os.path.exists(folder / name)]
@@ -50,7 +47,10 @@ def read(data_set: DataSet, data_dir: Path, *, download: bool) -> Graph:
 
 
 def _fetch(data_set: DataSet, data_dir: Path, folder: Path) -> None:
-    """Fetch the files into a hidden folder first, so that none is ever there by half."""
+    """Fetch files into a hidden folder first, so that none is ever there by half.
+
+    One process at a time may do so.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=data_dir, prefix=".download-") as root:

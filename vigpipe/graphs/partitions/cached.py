@@ -16,11 +16,8 @@ _VERSION = 1  # raise it when a method begins to make other parts for the same s
 def cached_partition(
     graph: Graph, method: Method, num_parts: int, seed: int, beside: Path | None
 ) -> Partition:
-    """Read a partition from a file, or make it and write the file; for `beside` see `read_kept`.
-
-    Random parts are quicker made than read, and are never kept.
-    """
-    if method == "random":
+    """Read a partition from a file, or make it and write the file; for `beside` see `read_kept`."""
+    if method == "random":  # quicker made than read
         return make_partition(graph, method, num_parts, seed)
     check_request(graph, method, num_parts, seed)
     name = f"{method}-{num_parts}-{seed}-{graph.sha256}-{_VERSION}"
@@ -40,6 +37,5 @@ def cached_partition(
 
 
 def _are_parts(parts: np.ndarray, num_parts: int) -> bool:
-    if parts.min() < 0 or parts.max() >= num_parts:
-        return False
-    return bool(np.bincount(parts, minlength=num_parts).all())
+    are_in_range = parts.min() >= 0 and parts.max() < num_parts
+    return bool(are_in_range and np.bincount(parts, minlength=num_parts).all())

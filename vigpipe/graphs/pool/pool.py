@@ -10,8 +10,7 @@ class Pool:
     """Threads that sum, besides those of the rank; a kernel in the pool uses `num_threads`.
 
     One Python thread takes the tasks in the order in which they come. The kernels release the
-    interpreter, so the thread that gives the tasks goes on meanwhile. What a task raises is raised
-    where its result is asked for.
+    interpreter, so the thread that gives the tasks goes on meanwhile.
     """
 
     def __init__(self, num_threads: int) -> None:

@@ -28,10 +28,7 @@ class PooledSums(NamedTuple):
         return [rows for (rows,) in self.chunks.rows]
 
     def begin(self, x: Tensor, out: Tensor, added: Tensor | None = None) -> "Summing":
-        """Begin to sum x, (n, C), which comes in chunks on the rank's device, to `out`, (n, C).
-
-        `added`, (n, C), or (C,) for all nodes, is added to the sums.
-        """
+        """Begin to sum x, (n, C), which comes in chunks, plus `added`, (n, C) or (C,), to `out`."""
         return (Summing if is_on_host(x) else SummingFromDevice)(self, x, out, added)
 
 
@@ -74,10 +71,7 @@ class Summing:
 
 
 class SummingFromDevice(Summing):
-    """A sum in progress of rows on a GPU, which go through memory of the host.
-
-    The GPU copies a chunk as soon as it has made it; the pool waits for the copy before it sums.
-    """
+    """A sum of rows on a GPU, which copies each chunk to the host before the pool sums it."""
 
     def __init__(self, sums: PooledSums, x: Tensor, out: Tensor, added: Tensor | None) -> None:
         of_added = None if added is None else _on_host(added).copy_(added, non_blocking=True)

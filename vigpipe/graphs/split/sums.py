@@ -205,10 +205,7 @@ def _sum_in_chunks(
     piece: Sequence[slice],
     y: Tensor,
 ) -> list[Callable[[], Tensor]]:
-    """Sum a piece of every rank's columns, in chunks of nodes that leave as they are summed.
-
-    The sums arrive in y, (n_k, C); each of the returned functions waits for those of a chunk.
-    """
+    """Sum a piece of every rank's columns to y, (n_k, C); return what waits for each chunk."""
     mine = piece[shards.rank]
     of_bias = None if bias is None else bias[mine]
     part, arrivals = columns, []
