@@ -86,7 +86,7 @@ def numbers(
     return found
 
 
-def check_rows(name: str, indptr: np.ndarray, last: int) -> None:
-    """Raise ValueError if compressed rows do not begin at 0, ascend, and end at `last`."""
-    if not are_rows(indptr, last):
-        raise ValueError(f"{name} does not ascend from 0 to {last}")
+def check_rows(arrays: Arrays, dtype: type[np.generic], length: int, last: int) -> None:
+    """Check that `indptr` begins at 0, ascends, and ends at `last`; errors are those of `array`."""
+    if not are_rows(array(arrays, "indptr", dtype, length), last):
+        raise ValueError(f"indptr does not ascend from 0 to {last}")

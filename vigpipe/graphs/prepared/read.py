@@ -79,7 +79,7 @@ class _Parts:
                 return
             values = arrays["values"]
             array(arrays, "values", np.float32, len(values))
-            check_rows("indptr", array(arrays, "indptr", np.int32, shape[0] + 1), len(values))
+            check_rows(arrays, np.int32, shape[0] + 1, len(values))
             numbers(arrays, "indices", np.int32, len(values), 0, shape[1])
 
         arrays = self._files.arrays(file_of_part("features", part), check)
@@ -89,8 +89,7 @@ class _Parts:
 
     def _check_nodes(self, arrays: Arrays) -> None:
         num_nodes, num_classes = self._manifest.nodes, len(self._manifest.class_names)
-        indptr = array(arrays, "indptr", np.int64, num_nodes + 1)
-        check_rows("indptr", indptr, self._manifest.edges)
+        check_rows(arrays, np.int64, num_nodes + 1, self._manifest.edges)
         in_files = numbers(arrays, "numbers", np.int64, num_nodes, 0, num_nodes)
         if (np.bincount(in_files, minlength=num_nodes) != 1).any():
             raise ValueError("numbers has a node twice")

@@ -58,6 +58,7 @@ class InLayers(Sampler):
         self._train, self._degrees = graph.nodes_of(TRAIN), degrees_of(graph)
         self._batch_nodes = min(batch_nodes, len(self._train))
         self.num_sub_graphs = (-(-len(self._train) // self._batch_nodes),)
+        self._first = range(min(_NUM_FIRST, self.num_sub_graphs[0]))
         self.most_targets = self.most_nodes = self._batch_nodes
         self._most_rows = [self.most_targets]  # the last layer's first
         for layer in range(num_layers):
@@ -123,7 +124,7 @@ class InLayers(Sampler):
 
     def as_table(self) -> dict[str, object]:
         num_kept = num_ending = 0
-        for number in range(min(_NUM_FIRST, self.num_sub_graphs[0])):
+        for number in self._first:
             nodes, adjacency, _ = self.draw(1, number)
             for layer in map(adjacency.of_layer, range(self._num_layers)):
                 num_kept += layer.num_edges
@@ -143,8 +144,7 @@ class InLayers(Sampler):
 
     @cached_property
     def _mean_nodes(self) -> int:
-        first = range(min(_NUM_FIRST, self.num_sub_graphs[0]))
-        return round(fmean(self.num_nodes(1, number) for number in first))
+        return round(fmean(self.num_nodes(1, number) for number in self._first))
 
 
 def _in_rows(
