@@ -62,8 +62,7 @@ class Package:
 def read_packages(folder: Path) -> dict[str, Package]:
     """Read apt's lists of packages, `*_Packages`, plain or compressed, in the order of their names.
 
-    Returns the packages by name. Of several stanzas of a name the first counts. InputError if
-    there are no such lists, or one cannot be read.
+    Of several stanzas of a name the first counts. InputError if a list is bad, or there is none.
     """
     packages: dict[str, Package] = {}
     for path in sorted(folder.glob(_PATTERN)):

@@ -32,9 +32,7 @@ class Sums(Protocol):
     """Sums over the edges of n nodes."""
 
     @property
-    def num_nodes(self) -> int:
-        """Number n of nodes."""
-        ...
+    def num_nodes(self) -> int: ...
 
     def transpose(self) -> "Sums":
         """Return the sums over the reversed edges, as the backward takes them."""
