@@ -356,11 +356,7 @@ class GraphJob:
 
 
 def open_graph_job(config: TrainConfig) -> GraphJob:
-    """Open the graph that the options name, and make what draws its sub-graphs.
-
-    The defaults of the model are filled in; options that a prepared folder decides may be None.
-    InputError if there is no such graph, or it cannot be cut so.
-    """
+    """Open the graph that the options name; InputError if there is none, or it cannot be cut so."""
     graph = open_graph(
         config.data,
         data_dir=config.data_dir,
