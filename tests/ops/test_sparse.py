@@ -73,6 +73,10 @@ def sum_by_edges(kind):
     return slow
 
 
+def mean(graph, x, added, **options):
+    return sparse.constant_sum(graph, x, "mean", added, **options)
+
+
 # The operator, what it must equal, and the shapes of its inputs: of H heads with c channels each, C
 # in all.
 CASES = {
@@ -86,8 +90,8 @@ CASES = {
         lambda g, x, w: attention_by_edges(g, w[:, None], x[:, None])[:, 0],
         [("sources", "C"), ("edges",)],
     ),
-    "mean and more": (sparse.mean, sum_by_edges("mean"), [("sources", "C"), ("targets", "C")]),
-    "mean and a bias": (sparse.mean, sum_by_edges("mean"), [("sources", "C"), ("once", "C")]),
+    "mean and more": (mean, sum_by_edges("mean"), [("sources", "C"), ("targets", "C")]),
+    "mean and a bias": (mean, sum_by_edges("mean"), [("sources", "C"), ("once", "C")]),
     "gcn": (
         lambda g, x, **options: sparse.constant_sum(g, x, "gcn", **options),
         sum_by_edges("gcn"),

@@ -91,13 +91,6 @@ def write_sums(
         out.copy_(kernels.row_sums(part, wide, factors, added))
 
 
-def mean(
-    adjacency: Adjacency, x: Tensor, added: Tensor | None = None, *, fused: bool = True
-) -> Tensor:
-    """Average the features that edges bring, (n, C) -> (m, C); see `constant_sum`."""
-    return constant_sum(adjacency, x, "mean", added, fused=fused)
-
-
 def own_and_mean(adjacency: Adjacency, both: Tensor, *, fused: bool = True) -> Tensor:
     """Add what a node has for itself to the mean of what its edges bring: (n, 2 C) -> (m, C).
 
