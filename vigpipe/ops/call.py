@@ -22,7 +22,7 @@ def can_call(x: Tensor) -> bool:
     return x.device.type == "cpu" and not is_traced(x) and library().functions is not None
 
 
-def call(name: str, *arguments: Any) -> int:  # noqa: ANN401
+def call(name: str, *arguments: Any) -> int:
     """Call the C++ function `vigpipe_{name}`, and return its result, which mostly has no meaning.
 
     A contiguous tensor is passed as its address, None as a null pointer, a float as double, an int
@@ -33,7 +33,7 @@ def call(name: str, *arguments: Any) -> int:  # noqa: ANN401
     return getattr(functions, f"vigpipe_{name}")(*map(_passed, arguments))
 
 
-def _passed(argument: Any) -> Any:  # noqa: ANN401
+def _passed(argument: Any) -> Any:
     if isinstance(argument, Tensor):
         return ctypes.c_void_p(argument.data_ptr())
     return ctypes.c_double(argument) if isinstance(argument, float) else argument

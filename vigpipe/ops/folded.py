@@ -102,7 +102,7 @@ class _Moments(torch.autograd.Function):
     """Mean and covariance; saves x for the backward, but nothing in double precision."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         rows = x.reshape(-1, x.shape[-1]).double()
         mean = rows.mean(0)
         rows = rows - mean
@@ -111,11 +111,7 @@ class _Moments(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any,  # noqa: ANN401
-        d_mean: Tensor,
-        d_covariance: Tensor,
-    ) -> Tensor:
+    def backward(ctx: Any, d_mean: Tensor, d_covariance: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, mean = ctx.saved_tensors
         num_rows = x.numel() // x.shape[-1]
         factor = (d_covariance + d_covariance.T) / num_rows

@@ -25,12 +25,12 @@ class _GridSum(torch.autograd.Function):
     """The sum over neighbours, which is its own gradient: who is whose neighbour is symmetric."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, height: int, width: int) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, x: Tensor, height: int, width: int) -> Tensor:
         ctx.grid = height, width
         return _sum(x, height, width)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return grid_neighbour_sum(grad, *ctx.grid), None, None
 
 

@@ -98,7 +98,7 @@ class _Held:
 class _HalfBlock(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401
+        ctx: Any,
         x: Tensor,
         sample_scale: Tensor | None,
         settings: Settings,
@@ -119,7 +119,7 @@ class _HalfBlock(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, sample_scale, z, kept, moments, *parameters = ctx.saved_tensors
         addresses = _addresses(parameters if ctx.held is None else ctx.held.parameters)
         first = (grad.contiguous(), x, addresses, *ctx.settings.eps, sample_scale)
@@ -175,7 +175,7 @@ def _shape(x: Tensor, parameters: Sequence[Tensor | None], settings: Settings) -
     return _Shape(x.shape[0], *settings.grid, hidden, *threads)
 
 
-def _addresses(tensors: Sequence[Tensor | None]) -> Any:  # noqa: ANN401
+def _addresses(tensors: Sequence[Tensor | None]) -> Any:
     """Make an array of addresses, which the caller's tensors must outlive."""
     pointers = (None if t is None else t.data_ptr() for t in tensors)
     return (ctypes.c_void_p * len(tensors))(*pointers)

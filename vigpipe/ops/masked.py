@@ -1,7 +1,5 @@
 """Dropout and ReLU for large tensors: the backward needs a bit for each number, or nothing."""
 
-# What autograd hands to `forward` and `backward` has no types.
-# ruff: noqa: ANN401
 # pyright: reportIncompatibleMethodOverride=false
 
 from typing import Any

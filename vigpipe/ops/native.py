@@ -21,12 +21,12 @@ def _computed_in(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _as(x: Tensor | None, dtype: torch.dtype) -> Any:  # noqa: ANN401
+def _as(x: Tensor | None, dtype: torch.dtype) -> Any:
     """Return a tensor of a type and without gaps, or None for None."""
     return None if x is None else x.to(dtype).contiguous()
 
 
-def _wide(x: Tensor | None, like: Tensor) -> Any:  # noqa: ANN401
+def _wide(x: Tensor | None, like: Tensor) -> Any:
     """Return a tensor of the type that numbers like these are computed in, or None for None."""
     return _as(x, _computed_in(like.dtype))
 

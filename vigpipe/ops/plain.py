@@ -198,7 +198,7 @@ class _Hidden(torch.autograd.Function):
     """Compute the hidden layer for some rows at a time, and again in the backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, first: Tensor, bias: Tensor, second: Tensor) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, x: Tensor, first: Tensor, bias: Tensor, second: Tensor) -> Tensor:
         ctx.save_for_backward(x, first, bias, second)
         chunks = x.split(rows_at_once(x.device.type, first.shape[1]))
         return torch.cat(
@@ -207,10 +207,7 @@ class _Hidden(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any,  # noqa: ANN401
-        grad: Tensor,
-    ) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, first, bias, second = ctx.saved_tensors
         d_x: list[Tensor] = []
         d_first, d_bias, d_second = (torch.zeros_like(t) for t in (first, bias, second))

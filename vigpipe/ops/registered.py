@@ -4,9 +4,6 @@ This uses `torch.library.Library` instead of `custom_op`, which checks every cal
 takes longer than a small operator.
 """
 
-# What autograd hands over has no types.
-# ruff: noqa: ANN401
-
 from collections.abc import Callable
 from typing import Any
 

@@ -173,7 +173,7 @@ def _exact(draw: torch.Generator, num_images: int, num_nodes: int, num_channels:
 
 
 def _on(device: torch.device, arguments: tuple[Any, ...]) -> list[Any]:
-    def sent(a: Any) -> Any:  # noqa: ANN401
+    def sent(a: Any) -> Any:
         if isinstance(a, (Factors, Ends)):
             return type(a)(*_on(device, a))
         return a.to(device) if isinstance(a, (Tensor, Adjacency)) else a

@@ -9,8 +9,6 @@ An adjacency has n sources, m targets and e edges. Features have C channels, or 
 channels. Each function takes `fused`: use the fused kernels (`ops.csr`) where there are any.
 """
 
-# What autograd hands to `forward` and `backward` has no types.
-# ruff: noqa: ANN401
 # pyright: reportIncompatibleMethodOverride=false
 
 from types import ModuleType

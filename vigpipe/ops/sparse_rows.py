@@ -1,7 +1,5 @@
 """A matrix most of whose numbers are 0, such as the words of documents, and its products."""
 
-# What autograd hands to `forward` and `backward` has no types.
-# ruff: noqa: ANN401
 # pyright: reportIncompatibleMethodOverride=false
 
 from dataclasses import dataclass
