@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from vigpipe.ops.transpose import is_symmetric, transpose, turned_edges
+from vigpipe.ops.transpose import is_symmetric, transpose
 
 Weighting = Literal["ones", "mean", "gcn"]
 
@@ -101,8 +101,8 @@ class Adjacency:
     @cached_property
     def turned_edges(self) -> Tensor:
         """The number that each edge of the transposed graph has in this one, (e,) int64."""
-        edges = turned_edges(self.indptr.cpu(), self.indices.cpu(), self.num_sources)
-        return edges.to(self.indptr.device)
+        edges = self.indptr.cpu(), self.indices.cpu()
+        return transpose(*edges, self.num_sources, numbers=True)[1].to(self.indptr.device)
 
     def with_loops(self) -> "Adjacency":
         """Return the graph with a self-loop at every node; those that it has stay."""

@@ -1,7 +1,5 @@
 """Turn the edges of a sparse graph round, on the host."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,29 +7,25 @@ from torch import Tensor
 from vigpipe.ops.call import call, sizes
 from vigpipe.ops.compiler import library
 
-if TYPE_CHECKING:
-    from scipy.sparse import csc_array
 
+def transpose(
+    indptr: Tensor, indices: Tensor, num_sources: int, *, numbers: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Turn every edge round, and return the rows, ascending; tensors are int64, on the host.
 
-def transpose(indptr: Tensor, indices: Tensor, num_sources: int) -> tuple[Tensor, Tensor]:
-    """Turn every edge round, and return the rows, ascending; tensors are int64, on the host."""
+    With `numbers`, each edge has its number in the graph instead of the node that it comes from.
+    """
+    shape = len(indptr) - 1, num_sources
     if library().functions is None:
-        turned = _by_scipy(indptr, indices, num_sources)
-        return _tensor(turned.indptr), _tensor(turned.indices)
-    turned_indptr, targets = indptr.new_empty(num_sources + 1), torch.empty_like(indices)
-    shape = sizes(len(indptr) - 1, num_sources)
-    call("csr_transpose", indptr, indices, turned_indptr, targets, None, *shape)
-    return turned_indptr, targets
+        from scipy.sparse import csr_array  # a tenth of a second, which no model of images needs
 
-
-def turned_edges(indptr: Tensor, indices: Tensor, num_sources: int) -> Tensor:
-    """Return the number that each edge of the `transpose` has in the graph, (e,) int64."""
-    if library().functions is None:
-        return _tensor(_by_scipy(indptr, indices, num_sources).data)
+        numbered = np.arange(len(indices)), indices.numpy(), indptr.numpy()
+        turned = csr_array(numbered, shape=shape).tocsc()
+        return _tensor(turned.indptr), _tensor(turned.data if numbers else turned.indices)
     turned_indptr, edges = indptr.new_empty(num_sources + 1), torch.empty_like(indices)
-    shape = sizes(len(indptr) - 1, num_sources)
-    call("csr_transpose", indptr, indices, turned_indptr, None, edges, *shape)
-    return edges
+    results = (None, edges) if numbers else (edges, None)
+    call("csr_transpose", indptr, indices, turned_indptr, *results, *sizes(*shape))
+    return turned_indptr, edges
 
 
 def is_symmetric(indptr: Tensor, indices: Tensor) -> bool:
@@ -41,13 +35,6 @@ def is_symmetric(indptr: Tensor, indices: Tensor) -> bool:
         return bool(call("csr_is_symmetric", indptr, indices, *sizes(num_nodes)))
     turned = transpose(indptr, indices, num_nodes)
     return torch.equal(turned[0], indptr) and torch.equal(turned[1], indices)
-
-
-def _by_scipy(indptr: Tensor, indices: Tensor, num_sources: int) -> "csc_array":
-    from scipy.sparse import csr_array  # a tenth of a second, which no model of images needs
-
-    numbered = np.arange(len(indices)), indices.numpy(), indptr.numpy()
-    return csr_array(numbered, shape=(len(indptr) - 1, num_sources)).tocsc()
 
 
 def _tensor(array: np.ndarray) -> Tensor:
