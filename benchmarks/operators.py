@@ -68,9 +68,9 @@ def make(case: Case, name: str, device: torch.device) -> Callable[[], tuple[Tens
         return graph, aggregate.squeeze(-1).transpose(1, 2), d_x.squeeze(-1).transpose(1, 2)
 
     def run() -> tuple[Tensor, ...]:
-        graph, aggregate = ops.neighbours(
-            x, None, None, case.k, case.dilation, fused=name == "fused"
-        )
+        fused = name == "fused"
+        graph = ops.knn(x, None, None, case.k, case.dilation, fused=fused)
+        aggregate = ops.aggregate(x, None, graph, fused=fused)
         return graph, aggregate, torch.autograd.grad(aggregate, x, grad)[0]
 
     return run_reference if name == "reference" else run

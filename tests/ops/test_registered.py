@@ -48,8 +48,8 @@ def test_torch_finds_nothing_wrong_with_them():
 
 
 def both(x):
-    graph, found = ops.neighbours(x, None, None, 4, 2)
-    return graph, found
+    graph = ops.knn(x, None, None, 4, 2)
+    return graph, ops.aggregate(x, None, graph)
 
 
 def test_compile_keeps_them_in_one_graph():

@@ -106,21 +106,6 @@ def aggregate(
     return plain.aggregate(x, y, graph, weights, mode, interleave)
 
 
-def neighbours(
-    x: Tensor,
-    y: Tensor | None,
-    bias: Tensor | None,
-    k: int,
-    dilation: int = 1,
-    mode: str = "max",
-    *,
-    fused: bool = True,
-) -> tuple[Tensor, Tensor]:
-    """Make a kNN graph and aggregate over it, without interleaving; see `knn` and `aggregate`."""
-    graph = knn(x, y, bias, k, dilation, fused=fused)
-    return graph, aggregate(x, y, graph, mode=mode, fused=fused)
-
-
 def norm(
     x: Tensor,
     weight: Tensor,
