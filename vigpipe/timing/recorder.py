@@ -154,18 +154,18 @@ class Recorder:
         ]
         self._spans, self._events, self._begun = [], [], {}
         steps, is_full = self.steps[phase], self._samples >= self._full_batch
-        steps.append(RecordedStep(phase, step, spans, events, is_full))
+        recorded = RecordedStep(phase, step, spans, events, is_full)
+        steps.append(recorded)
         alike = (i for i in reversed(range(len(steps))) if steps[i].is_full == is_full)
         far = next(islice(alike, NUM_CLOSE_STEPS, None), None)
         if far is not None:
             steps[far] = steps[far]._replace(events=[])
         if phase == "train" and (is_full or not self._num_recorded["train", True]):
             self.num_stamps = len(spans) + 2 * len(events)
-        self._add_rows(phase, step, spans, events, seconds)
+        self._add_rows(recorded, seconds)
 
-    def _add_rows(
-        self, phase: Phase, step: int, spans: list[Span], events: list[Event], seconds: float
-    ) -> None:
+    def _add_rows(self, recorded: RecordedStep, seconds: float) -> None:
+        phase, step, spans, events, _ = recorded
         totals: dict[tuple[int, str, str], list[float]] = {}
 
         def add(stage: int, name: str, direction: str, seconds: float) -> None:

@@ -76,13 +76,16 @@ def tables(rows: Sequence[Row]) -> str:
     parts: list[str] = []
     for phase, title in zip(PHASES, ("Training steps", "Test batches"), strict=True):
         seconds = slowest(rows, phase)
-        units = (
-            "milliseconds a step, of the slowest rank",
-            "the parts of the model, milliseconds a step (all micro-batches)",
-        )
-        for keys, unit in zip(_split(seconds), units, strict=True):
+        of_ranks = [key for key in seconds if key[1] in OF_RANKS]
+        of_ranks.sort(key=lambda key: (key[0], OF_RANKS.index(key[1])))
+        regions = [key for key in seconds if key[1] not in OF_RANKS]
+        regions.sort(key=lambda key: (_place(key[1]), DIRECTIONS.index(key[2])))
+        for keys, what in (
+            (of_ranks, "milliseconds a step, of the slowest rank"),
+            (regions, "the parts of the model, milliseconds a step (all micro-batches)"),
+        ):
             if keys:
-                parts += [f"### {title}, {unit}", _table(keys, seconds)]
+                parts += [f"### {title}, {what}", _table(keys, seconds)]
     return "\n\n".join(parts)
 
 
@@ -126,16 +129,6 @@ def _added(seconds: Mapping[Key, list[float]], stage: int) -> list[float]:
     """Add up the seconds of a stage's forwards and backwards in every step."""
     by_kind = [seconds[key] for kind in COMPUTE if (key := (stage, kind, "")) in seconds]
     return [sum(values) for values in zip(*by_kind, strict=True)]
-
-
-def _split(seconds: Mapping[Key, list[float]]) -> tuple[list[Key], list[Key]]:
-    """Separate the keys of steps and spans from those of the model's regions, and sort both."""
-    spans = [key for key in seconds if key[1] in OF_RANKS]
-    regions = [key for key in seconds if key[1] not in OF_RANKS]
-    return (
-        sorted(spans, key=lambda key: (key[0], OF_RANKS.index(key[1]))),
-        sorted(regions, key=lambda key: (_place(key[1]), DIRECTIONS.index(key[2]))),
-    )
 
 
 def _place(name: str) -> tuple[int, int, str]:
