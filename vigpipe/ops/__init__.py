@@ -75,27 +75,20 @@ def aggregate(
     *,
     fused: bool = True,
 ) -> Tensor:
-    """Reduce the features of every node's neighbours.
+    """Reduce the features of every node's neighbours: `max`, `mean`, `max_mean` (both) or `sum`.
 
-    Args:
-        x: nodes, (B, N, C), which are subtracted from maximum and mean: max-relative aggregation,
-            Li et al. 2019 (arXiv:1904.03751), equation 5. With None nothing is subtracted.
-        y: candidates that the graph's indices refer to, (B, M, C); None for the nodes themselves.
-        graph: indices of each node's neighbours, (B, N, K) int64.
-        weights: weights of the edges in a sum, (B, N, K); None for ones.
-        mode: `max`, `mean`, `max_mean` (both, as two outputs) or `sum`.
-        interleave: put x itself before the outputs, as one more output.
-        fused: use the fused operator where there is one.
+    The graph, (B, N, K) int64, has the indices of each node's neighbours among the candidates y,
+    (B, M, C), or among the nodes themselves. The nodes x, (B, N, C), are subtracted from maximum
+    and mean: max-relative aggregation, Li et al. 2019 (arXiv:1904.03751), equation 5. With None
+    nothing is subtracted. Edges may have weights in a sum, (B, N, K). To interleave puts x itself
+    before the outputs, as one more. The result is (B, N, C * outputs), and the outputs of a channel
+    are adjacent, [x0, m0, x1, m1, ...]. The gradient of a maximum goes to the first neighbour that
+    attains it.
 
-    Returns:
-        (B, N, C * outputs); the outputs of a channel are adjacent, [x0, m0, x1, m1, ...]. The
-        gradient of a maximum goes to the first neighbour that attains it.
-
-    Raises:
-        IndexError: the graph has an index that no candidate has, and the version is C++. Triton's
-            makes the node's outputs and its own gradient NaN instead, and the gradient of the
-            edge's weight; nobody else gets anything from such an index. The plain version only
-            refuses indices that leave the whole batch (RuntimeError); others read another image.
+    Where the graph has an index that no candidate has, C++ raises IndexError. Triton makes the
+    node's outputs and its own gradient NaN instead, and the gradient of the edge's weight; nobody
+    else gets anything from such an index. The plain version only refuses indices that leave the
+    whole batch (RuntimeError); others read another image.
     """
     if fused and is_fused(plain.candidates_of(x, y), "aggregate", graph.shape[2]):
         has_backward = torch.is_grad_enabled() and any(
@@ -120,22 +113,13 @@ def norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Apply BatchNorm (arXiv:1502.03167) with x's own statistics, then GELU and a residual.
 
-    Args:
-        x: features, (B, ..., C).
-        weight: the norm's weight, (C,).
-        bias: the norm's bias, (C,).
-        residual: tensor of x's shape that is added last; None for nothing.
-        sample_scale: (B,) factors that samples are multiplied by before the residual is added; they
-            get no gradient. None for 1.
-        eps: added to the variance.
-        gelu: apply GELU after the norm.
-        before: (C,), a bias that x lacks. It would not change the result, and its gradient is 0,
-            because the norm subtracts it again; so it is added to the mean only.
-        fused: use the fused operator where there is one.
+    Features x are (B, ..., C), weight and bias of the norm (C,). The samples are multiplied by
+    `sample_scale`, (B,), which gets no gradient, before the residual, of x's shape, is added.
+    `before`, (C,), is a bias that x lacks. It would not change the result, and its gradient is 0,
+    because the norm subtracts it again; so it is added to the mean only.
 
-    Returns:
-        The result, of x's shape, and the mean of x + before and its biased variance for every
-        channel, each (C,) float64.
+    The result has x's shape; the others are the mean of x + before and its biased variance for
+    every channel, each (C,) float64.
     """
     version = plain.norm
     if fused and x.numel() and is_fused(x, "norm"):
