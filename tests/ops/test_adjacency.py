@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.model.gnn.graphs import edge_index, from_dense, pyg, random_adjacency, to_dense
-from vigpipe.ops.adjacency import Adjacency, Layered, Sampled
+from vigpipe.ops.adjacency import Adjacency, Excerpt, Layered
 
 some = settings(deadline=None, max_examples=40)
 graphs = st.builds(
@@ -112,7 +112,7 @@ def sampled(edges, factors, degrees=(2, 4, 5), loop_degrees=(3, 4, 6)):
     indptr = torch.tensor([0, *(len(row) for row in edges)]).cumsum(0)
     numbers = torch.tensor(factors, dtype=torch.float64)
     counts = torch.tensor(degrees), torch.tensor(loop_degrees)
-    return Sampled(indptr, torch.tensor([*chain(*edges)]), numbers, *counts)
+    return Excerpt(indptr, torch.tensor([*chain(*edges)]), numbers, *counts)
 
 
 def test_sampled_edges_have_the_weights_of_the_larger_graph_times_factors():
@@ -121,7 +121,7 @@ def test_sampled_edges_have_the_weights_of_the_larger_graph_times_factors():
     assert graph.weights("ones", torch.float64).tolist() == [2, 3, 5]
     assert graph.weights("mean", torch.float64).tolist() == [2 / 2, 3 / 2, 5 / 4]
     looped = graph.with_loops()
-    assert isinstance(looped, Sampled)
+    assert isinstance(looped, Excerpt)
     assert looped.indices.tolist() == [0, 1, 2, 1]
     assert looped.weights("ones", torch.float64).tolist() == [1, 2, 3, 1]
     of_gcn = [1 / 3, 2 / 12**0.5, 3 / 18**0.5, 1 / 4]
@@ -129,6 +129,7 @@ def test_sampled_edges_have_the_weights_of_the_larger_graph_times_factors():
     for whole in (graph, looped):
         turned = whole.weights("mean", torch.float64, transposed=True)
         assert torch.equal(turned, whole.weights("mean", torch.float64)[whole.turned_edges])
+        assert whole.edge_factors is not None
         assert torch.equal(whole.rows(1, 2).weights("ones", torch.float64), whole.edge_factors[-1:])
         of_row = whole.rows(1, 2).factors("mean", torch.float64).of_edges
         assert of_row is not None
@@ -143,7 +144,7 @@ def test_sampled_edges_have_the_weights_of_the_larger_graph_times_factors():
 def test_where_all_edges_are_sampled_weights_are_those_of_the_graph(graph):
     looped = graph.with_loops()
     ones = torch.ones(graph.num_edges, dtype=torch.float64)
-    whole = Sampled(graph.indptr, graph.indices, ones, graph.in_degrees, looped.in_degrees)
+    whole = Excerpt(graph.indptr, graph.indices, ones, graph.in_degrees, looped.in_degrees)
     for ours, theirs in ((whole, graph), (whole.with_loops(), looped)):
         assert torch.equal(ours.indices, theirs.indices)
         for kind in ("ones", "mean", "gcn"):

@@ -249,69 +249,55 @@ class Excerpt(Adjacency):
 
     The edges that end in each of the sources in the larger graph are `degrees`, (n,) int64; with a
     self-loop at every node they are `loop_degrees`.
+
+    If the edges were sampled, weights make up for the others: each is that of the larger graph,
+    times a factor of the edge, (e,) float64. The factors are such that a sum over the sampled edges
+    has the expected value of the sum over all edges. The self-loops of `with_loops` have the factor
+    1. The maximum and attention have no such weights, and take the sampled edges as if there were
+    no others.
     """
-
-    def __init__(
-        self, indptr: Tensor, indices: Tensor, degrees: Tensor, loop_degrees: Tensor
-    ) -> None:
-        super().__init__(indptr, indices, len(degrees))
-        self.degrees, self.loop_degrees = degrees, loop_degrees
-
-    @cached_property
-    def _with_loops(self) -> "Excerpt":
-        indptr, indices, _ = self._looped()
-        return Excerpt(indptr, indices, self.loop_degrees, self.loop_degrees)
-
-    @property
-    def _degrees(self) -> Tensor:
-        return self.degrees
-
-    def to(self, device: torch.device | str) -> "Excerpt":
-        if self.indptr.device == torch.device(device):
-            return self
-        tensors = self.indptr, self.indices, self.degrees, self.loop_degrees
-        return Excerpt(*(tensor.to(device) for tensor in tensors))
-
-
-class Sampled(Excerpt):
-    """Edges that were sampled from a larger graph, with weights that make up for the others.
-
-    A weight is that of the larger graph, times a factor of the edge, (e,) float64. The factors are
-    such that a sum over the sampled edges has the expected value of the sum over all edges. The
-    self-loops of `with_loops` have the factor 1. The maximum and attention have no such weights,
-    and take the sampled edges as if there were no others.
-    """
-
-    has_edge_factors = True
 
     def __init__(
         self,
         indptr: Tensor,
         indices: Tensor,
-        edge_factors: Tensor,
+        edge_factors: Tensor | None,
         degrees: Tensor,
         loop_degrees: Tensor,
     ) -> None:
-        super().__init__(indptr, indices, degrees, loop_degrees)
-        if len(edge_factors) != self.num_edges:
+        super().__init__(indptr, indices, len(degrees))
+        if edge_factors is not None and len(edge_factors) != self.num_edges:
             raise ValueError(f"{len(edge_factors)} factors for {self.num_edges} edges")
-        self.edge_factors = edge_factors
+        self.has_edge_factors = edge_factors is not None
+        self.edge_factors, self.degrees, self.loop_degrees = edge_factors, degrees, loop_degrees
 
     @cached_property
-    def _with_loops(self) -> "Sampled":
+    def _with_loops(self) -> "Excerpt":
         indptr, indices, positions = self._looped()
-        factors = self.edge_factors.new_ones(len(indices))
-        factors[positions] = self.edge_factors.masked_fill(self.indices == self.targets, 1.0)
-        return Sampled(indptr, indices, factors, self.loop_degrees, self.loop_degrees)
+        factors = None
+        if self.edge_factors is not None:
+            factors = self.edge_factors.new_ones(len(indices))
+            factors[positions] = self.edge_factors.masked_fill(self.indices == self.targets, 1.0)
+        return Excerpt(indptr, indices, factors, self.loop_degrees, self.loop_degrees)
+
+    @property
+    def _degrees(self) -> Tensor:
+        return self.degrees
 
     def _weights_in_float64(self, weighting: Weighting) -> Tensor:
-        return self.edge_factors * super()._weights_in_float64(weighting)
+        weights = super()._weights_in_float64(weighting)
+        return weights if self.edge_factors is None else self.edge_factors * weights
 
-    def to(self, device: torch.device | str) -> "Sampled":
+    def to(self, device: torch.device | str) -> "Excerpt":
         if self.indptr.device == torch.device(device):
             return self
-        tensors = self.indptr, self.indices, self.edge_factors, self.degrees, self.loop_degrees
-        return Sampled(*(tensor.to(device) for tensor in tensors))
+        return Excerpt(
+            self.indptr.to(device),
+            self.indices.to(device),
+            None if self.edge_factors is None else self.edge_factors.to(device),
+            self.degrees.to(device),
+            self.loop_degrees.to(device),
+        )
 
 
 class Layered:

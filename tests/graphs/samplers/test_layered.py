@@ -16,7 +16,7 @@ from vigpipe.graphs.samplers.fastgcn import ImportantNodes
 from vigpipe.graphs.samplers.layered import InLayers
 from vigpipe.graphs.samplers.neighbour import Neighbours
 from vigpipe.graphs.samplers.whole import all_edges
-from vigpipe.ops.adjacency import Layered, Sampled
+from vigpipe.ops.adjacency import Excerpt, Layered
 
 KINDS: Any = ["mean", "gcn", "ones"]
 WAYS: dict[str, Any] = {
@@ -87,7 +87,8 @@ def test_layers_have_edges_of_the_graph_between_the_first_nodes(graph, num, most
         assert isinstance(adjacency, Layered)
         assert adjacency.num_sources == len(nodes)
         for layer in adjacency.layers:
-            assert isinstance(layer, Sampled)
+            assert isinstance(layer, Excerpt)
+            assert layer.edge_factors is not None
             rows = layer.indices.split(layer.in_degrees.tolist())
             assert all((row.diff() > 0).all() for row in rows)
             assert layer.degrees.tolist() == degrees.plain[nodes[: layer.num_sources]].tolist()

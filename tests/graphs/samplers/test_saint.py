@@ -15,7 +15,7 @@ from vigpipe.graphs.samplers.counts import count
 from vigpipe.graphs.samplers.draws import generator
 from vigpipe.graphs.samplers.saint import Saint, by_edges, by_nodes, by_walks
 from vigpipe.graphs.samplers.whole import all_edges
-from vigpipe.ops.adjacency import Sampled
+from vigpipe.ops.adjacency import Excerpt
 
 DRAWN = {
     "node": (by_nodes(GRAPH, "mean", 30), 30),
@@ -76,7 +76,8 @@ def test_weights_follow_how_often_nodes_and_edges_were_counted(way):
         assert (np.diff(nodes) > 0).all()
         assert len(nodes) == sampler.num_nodes(2, number) <= sampler.most_nodes
         assert len(nodes) == sampler.about_nodes(2, number)
-        assert isinstance(adjacency, Sampled)
+        assert isinstance(adjacency, Excerpt)
+        assert adjacency.edge_factors is not None
         assert adjacency.num_edges == sampler.num_edges(2, number)
         indptr, indices, _ = Induced(GRAPH).on(nodes)
         assert np.array_equal(adjacency.indptr.numpy(), indptr)

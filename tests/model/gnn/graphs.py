@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vigpipe.ops.adjacency import Adjacency, Layered, Sampled
+from vigpipe.ops.adjacency import Adjacency, Excerpt, Layered
 
 
 def random_adjacency(num_nodes: int = 40, share: float = 0.1, seed: int = 0) -> Adjacency:
@@ -36,7 +36,7 @@ def random_layers(*sizes: int) -> Layered:
         rows = from_dense(edges[:num_targets, :num_sources])
         factors = 1 + rows.indices.double() / 7
         counts = degrees[:num_sources]
-        layers.append(Sampled(rows.indptr, rows.indices, factors, counts, counts + 1))
+        layers.append(Excerpt(rows.indptr, rows.indices, factors, counts, counts + 1))
     return Layered(layers)
 
 

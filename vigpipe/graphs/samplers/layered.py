@@ -19,7 +19,7 @@ from vigpipe.graphs.samplers.aggregation import degrees_of
 from vigpipe.graphs.samplers.draws import Sizes, distinct, generator
 from vigpipe.graphs.samplers.sampler import Sampler, SubGraph
 from vigpipe.job.order import epoch_order
-from vigpipe.ops.adjacency import Layered, Sampled
+from vigpipe.ops.adjacency import Excerpt, Layered
 
 _NUM_FIRST = 4  # batches that are drawn to estimate how many nodes and edges others have
 
@@ -89,11 +89,11 @@ class InLayers(Sampler):
             finally:
                 positions[nodes] = -1
         degrees = [torch.from_numpy(counts[nodes]) for counts in self._degrees]
-        layers: list[Sampled] = []
+        layers: list[Excerpt] = []
         num_sources = len(nodes)
         for arrays in reversed(parts):
             tensors = map(torch.from_numpy, arrays)
-            layers.append(Sampled(*tensors, *(counts[:num_sources] for counts in degrees)))
+            layers.append(Excerpt(*tensors, *(counts[:num_sources] for counts in degrees)))
             num_sources = layers[-1].num_targets
         adjacency = Layered(layers)
         self._sizes.put(epoch, number, len(nodes), adjacency.num_edges)

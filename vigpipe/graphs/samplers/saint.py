@@ -22,7 +22,7 @@ from vigpipe.graphs.samplers.aggregation import degrees_of, squared_columns
 from vigpipe.graphs.samplers.counts import Counts
 from vigpipe.graphs.samplers.draws import DrawNodes, Sizes, Urn, distinct_nodes
 from vigpipe.graphs.samplers.sampler import Sampler, SubGraph
-from vigpipe.ops.adjacency import Sampled
+from vigpipe.ops.adjacency import Excerpt
 
 
 class Saint(Sampler):
@@ -51,7 +51,7 @@ class Saint(Sampler):
         factors = np.repeat(times, np.diff(indptr)) / np.maximum(self.counts.of_edges[edges], 1)
         arrays = indptr, indices, factors, self._degrees.plain[nodes], self._degrees.looped[nodes]
         weights = self.counts.num_drawn / times
-        return SubGraph(nodes, Sampled(*map(torch.from_numpy, arrays)), weights)
+        return SubGraph(nodes, Excerpt(*map(torch.from_numpy, arrays)), weights)
 
     def num_nodes(self, epoch: int, number: int) -> int:
         return len(self._nodes(epoch, number))

@@ -19,7 +19,7 @@ from torch.autograd import Function
 from vigpipe.graphs.graph import edges_into, rows_of_kept, sort_rows
 from vigpipe.graphs.split.shared import SharedEdges
 from vigpipe.graphs.split.stale import StaleHalos
-from vigpipe.ops.adjacency import Adjacency, Excerpt, Sampled, Weighting
+from vigpipe.ops.adjacency import Adjacency, Excerpt, Weighting
 from vigpipe.parallel.shards import Contribution, Shards, copies_of
 
 HALOS = "halos"  # what is sent
@@ -92,7 +92,7 @@ class Halo:
         given = zip(self.given, boundary.given, strict=True)
         return replace(
             self,
-            edges=Sampled(indptr, indices, factors, *degrees),
+            edges=Excerpt(indptr, indices, factors, *degrees),
             counts=boundary.counts(is_kept),
             given=tuple(rows[torch.from_numpy(is_kept[at])] for rows, at in given),
         )
@@ -118,7 +118,7 @@ def make_halo(adjacency: Adjacency, parts: np.ndarray, rank: int) -> Halo:
     degrees = [a.in_degrees[torch.from_numpy(here)] for a in (adjacency, adjacency.with_loops())]
     return Halo(
         nodes,
-        Excerpt(torch.from_numpy(indptr), torch.from_numpy(indices), *degrees),
+        Excerpt(torch.from_numpy(indptr), torch.from_numpy(indices), None, *degrees),
         boundary,
         boundary.counts(),
         tuple(torch.from_numpy(row_of[sent[rows]]) for rows in given),

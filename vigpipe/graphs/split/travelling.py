@@ -52,7 +52,7 @@ class Blocks:
         self._rows = shards.slices(self.num_nodes)
         degrees = whole.in_degrees.to(device)
         nowhere = degrees.new_zeros(self.num_nodes + 1)
-        self._degrees = Excerpt(nowhere, nowhere[:0], degrees, degrees)
+        self._degrees = Excerpt(nowhere, nowhere[:0], None, degrees, degrees)
         blocks = _packed(whole, self._rows)
         is_symmetric = whole.transposed is whole
         reverse = blocks if is_symmetric else _packed(whole.transposed, self._rows)
