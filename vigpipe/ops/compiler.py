@@ -109,8 +109,8 @@ def _compile(compiler: str, path: Path) -> None:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             compiled = Path(folder) / path.name
             sources = sorted(str(source) for source in SOURCES.glob("*.cpp"))
-            for i, flags in enumerate(_MACHINE_FLAGS):
-                is_last = i == len(_MACHINE_FLAGS) - 1
+            for flags in _MACHINE_FLAGS:
+                is_last = flags == _MACHINE_FLAGS[-1]
                 command = [compiler, *_FLAGS, *flags, *sources, "-o", str(compiled)]
                 result = subprocess.run(command, capture_output=True, text=True, check=is_last)
                 if result.returncode == 0:

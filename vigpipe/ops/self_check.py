@@ -162,9 +162,8 @@ def _aggregate_cases() -> Iterator[tuple[str, bool, Tensor, Tensor | None, Tenso
         yield mode, interleave, x, y, graph, numbers(2, 37, 9) if mode == "sum" else None
 
 
-def _exact(draw: torch.Generator, num_images: int, num_nodes: int, num_channels: int) -> Tensor:
+def _exact(draw: torch.Generator, *shape: int) -> Tensor:
     """Draw vectors of ones and minus ones, of length 0, 1, 2 or 4: (B, N, C)."""
-    shape = num_images, num_nodes, num_channels
     sizes = torch.tensor([0, 1, 4, 16], device="cpu")
     size = sizes[torch.randint(4, shape[:2], generator=draw, device="cpu")]
     order = torch.rand(shape, generator=draw, device="cpu").argsort(-1)
