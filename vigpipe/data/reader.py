@@ -70,10 +70,10 @@ class Reader:
         hang_seconds: float | None = None,
     ) -> None:
         self._splits, self._num_workers = tuple(splits), num_workers
-        self._shape, self._hang_seconds = shape, hang_seconds
         least_images = -(-LEAST_BYTES // torch.Size(shape).numel())
-        self._num_parts = max(1, min(num_workers, most_images // least_images))
-        self._part_size = -(-most_images // self._num_parts)
+        num_parts = max(1, min(num_workers, most_images // least_images))
+        self._part_size = size = -(-most_images // num_parts)
+        self._start = partial(_Workers, self._splits, num_workers, size, shape, hang_seconds)
         self._workers: _Workers | None = None
 
     def cut(self, num_images: int) -> list[slice]:
@@ -92,9 +92,7 @@ class Reader:
         if self._num_workers == 0:
             return (_decode(self._splits, r) for r in requests if r is not None)
         if self._workers is None:
-            self._workers = _Workers(
-                self._splits, self._num_workers, self._part_size, self._shape, self._hang_seconds
-            )
+            self._workers = self._start()
         return self._workers.read(requests)
 
     def close(self) -> None:
