@@ -34,9 +34,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def _is_plain(character: str) -> bool:
-    if character in _BIDIRECTIONAL:
-        return False
-    return unicodedata.category(character) not in _CATEGORIES
+    return character not in _BIDIRECTIONAL and unicodedata.category(character) not in _CATEGORIES
 
 
 def _escape(character: str) -> str:

@@ -60,9 +60,9 @@ def read_json(path: Path, most: int = MOST_BYTES) -> Any:  # noqa: ANN401
         raise InputError(f"{path}: is not the JSON it should be ({error})") from error
 
 
-def read_toml(path: Path, most: int = MOST_TOML) -> dict[str, Any]:
-    """Parse a regular file of at most `most` bytes as TOML; anything else is an InputError."""
-    text = read_text(path, most)
+def read_toml(path: Path) -> dict[str, Any]:
+    """Parse a regular file of at most MOST_TOML bytes as TOML; else it is an InputError."""
+    text = read_text(path, MOST_TOML)
     try:
         table = tomllib.loads(text)
         str(table)  # raises ValueError for an integer with too many digits to print
