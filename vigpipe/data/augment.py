@@ -47,10 +47,7 @@ class Augmentation:
 
 
 class TimmAugment:
-    """Applies an Augmentation to the images of one source, which then have the size (H, W).
-
-    The mean of the pixels, which lie in 0 ... 1, fills areas that a moved image leaves empty.
-    """
+    """Applies an Augmentation to the images of one source, which then have the size (H, W)."""
 
     def __init__(
         self,
@@ -75,7 +72,7 @@ class TimmAugment:
                 color_jitter=augmentation.color_jitter or None,
                 auto_augment=None if name == "none" else name,
                 interpolation="random",
-                mean=(mean,) * channels,
+                mean=(mean,) * channels,  # fills areas that a moved image leaves empty
                 std=(1.0,) * channels,  # unused, because the caller normalises
                 separate=True,
             )

@@ -35,12 +35,10 @@ class Share:
         return -(-self.batch_size // (self.num_microbatches * self.num_replicas))
 
     def among(self, num_pipelines: int, pipeline_index: int = 0) -> "Share":
-        """Return a pipeline's share of an evaluation, whose batches so many pipelines share.
-
-        If these are all replicas, a batch has B samples; else as many as full micro-batches hold.
-        """
+        """Return a pipeline's share of an evaluation, whose batches so many pipelines share."""
         if num_pipelines == self.num_replicas:
             return replace(self, replica_index=pipeline_index)
+        # A batch has as many samples as full micro-batches hold.
         size = self.microbatch_size * self.num_microbatches * num_pipelines
         return Share(size, self.num_microbatches, num_pipelines, pipeline_index)
 

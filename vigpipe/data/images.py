@@ -41,10 +41,7 @@ def read_image(path: Path) -> Image.Image:
 
 
 def decode(content: bytes, name: str) -> Image.Image:
-    """Decode the bytes of an image file, the first frame of an animation, to RGB, as `to_rgb` does.
-
-    If they cannot be decoded, that is an InputError, which begins with the name.
-    """
+    """Decode an image file, or the first frame of an animation; errors begin with the name."""
     try:
         return to_rgb(_opened(content))
     except Exception as error:

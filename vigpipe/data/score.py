@@ -15,17 +15,14 @@ from vigpipe.parallel.batch import NO_LABEL, ReplicaBatch
 
 @dataclass(frozen=True)
 class ImageScore(Score):
-    """The score of a model on the images of a split; the loss is the mean cross-entropy.
-
-    `top1` and `top5` are the fractions of images whose class is the likeliest, or one of five.
-    """
+    """The score of a model on the images of a split."""
 
     main_name: ClassVar[str] = "top1"
     unit: ClassVar[str] = "images"
 
-    loss: float
-    top1: float
-    top5: float
+    loss: float  # mean cross-entropy
+    top1: float  # fraction of the images whose class is the likeliest
+    top5: float  # or one of the five likeliest
     num_samples: int
 
 

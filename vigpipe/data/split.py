@@ -87,21 +87,9 @@ class Split:
         copies: Sequence[int] | None = None,
         out: Tensor | None = None,
     ) -> Pixels:
-        """Read images, up to what a device does with their pixels.
+        """Read images as `read` does, up to what a device does with their pixels.
 
-        The result for an image depends on its index and, if it is augmented, on seed, epoch and
-        copy. It never depends on the other images, the order, the rank or a process-wide random
-        generator.
-
-        Args:
-            indices: b indices in 0 … n−1.
-            epoch: index of the epoch, from 0.
-            copies: b numbers that distinguish the visits of an image in one epoch; by default 0.
-            out: where to write the images, (b, C, H, W) uint8; by default new memory.
-
-        Raises:
-            InputError: an image cannot be read or has another size; the message gives its path.
-            IndexError: an index is out of range.
+        They are written into `out`, (b, C, H, W) uint8, or by default into new memory.
         """
         indices = [int(i) for i in indices]
         for index in indices:
@@ -141,7 +129,13 @@ class Split:
     def read(
         self, indices: Sequence[int], epoch: int = 0, copies: Sequence[int] | None = None
     ) -> Tensor:
-        """Read images, normalised for the model, on the CPU: (b, C, H, W) float32."""
+        """Read images, normalised for the model, on the CPU: (b, C, H, W) float32.
+
+        The result for an image depends on its index in 0 … n−1 and, if it is augmented, on seed,
+        epoch and copy, which distinguishes its visits in one epoch. It never depends on the other
+        images, the order, the rank or a process-wide random generator. An image that cannot be
+        read, or has another size, is an InputError, which gives its path.
+        """
         pixels = self.decode(indices, epoch, copies)
         return self.normaliser()([pixels], len(pixels.images), pixels.images.shape[1:])
 

@@ -162,10 +162,7 @@ class SplitNodes:
         return torch.cat(found, 1)
 
     def _pieces(self, num_images: int) -> list[list[slice]]:
-        """Cut every rank's nodes into the same number of pieces, some perhaps empty.
-
-        All ranks take part in the exchange of each piece, for which there is a list.
-        """
+        """Cut every rank's nodes into equally many pieces, some empty: a list for each exchange."""
         most = max(owned.stop - owned.start for owned in self._owned)
         num_distances = self._shards.size * num_images * most * self._num_candidates
         num_pieces = min(most, ceil(num_distances / MOST_DISTANCES))

@@ -72,9 +72,8 @@ def random_box(
 ) -> tuple[int, int, int, int]:
     """Draw a box of random area and ratio: (top, left, height, width) in pixels.
 
-    If CROP_TRIES boxes in a row do not fit into the image, the result is the largest centred box
-    whose ratio of width to height is within CROP_RATIO. The scale is the smallest and the largest
-    fraction of the image's area.
+    The scale is the smallest and the largest fraction of the image's area. If none of CROP_TRIES
+    boxes fits into the image, the result is the largest centred one within CROP_RATIO.
     """
     log_ratio = (math.log(CROP_RATIO[0]), math.log(CROP_RATIO[1]))
     for _ in range(CROP_TRIES):

@@ -12,10 +12,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of a hidden file to write, which replaces `path` when the context ends.
-
-    After an exception the hidden file is removed.
-    """
+    """Yield a hidden file to write: it replaces `path` at the end, or goes after an exception."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         yield partial
@@ -45,11 +42,9 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def save_figure(figure: "Figure", path: Path, made_by: str, **options: Any) -> None:  # noqa: ANN401
-    """Save a picture as .png, .pdf or .svg, replacing the file atomically.
-
-    It names the command that made it, so that this command may replace it (`files.outputs`).
-    """
+    """Save a picture as .png, .pdf or .svg, replacing the file atomically."""
     suffix = path.suffix.lower()
+    # It names the command that made it, so that this command may replace it (`files.outputs`).
     metadata = {"Software" if suffix == ".png" else "Creator": made_by}
     with replacing(path) as partial:
         figure.savefig(partial, format=suffix[1:], metadata=metadata, **options)

@@ -5,10 +5,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Return a folder that only the user can write to, since its files are executed or believed.
-
-    It is an OSError if it cannot be made, others can write to it, or the user has no home.
-    """
+    """Return a folder that only the user can write to, or raise OSError: its files are executed."""
     folder = Path(os.environ.get("VIGPIPE_CACHE") or _base() / "vigpipe")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = folder.stat()

@@ -153,10 +153,7 @@ def _read_member(
 
 
 def _read_array(stream: IO[bytes], num_bytes: int, where: str) -> np.ndarray:
-    """Read a .npy file of a known size; zipfile compares its checksum at the end.
-
-    Damage is an EOFError or a ValueError; what the user can mend is an InputError.
-    """
+    """Read a .npy file of a known size; damage to it is an EOFError or a ValueError."""
     head = stream.read(MOST_HEADER_BYTES)
     shape, is_fortran, dtype, offset = read_header(head)
     if dtype.kind not in _KINDS or dtype.subdtype is not None:
@@ -180,7 +177,7 @@ def _read_array(stream: IO[bytes], num_bytes: int, where: str) -> np.ndarray:
     content[: len(start)] = start
     if missing := fill(content.data[len(start) :], stream):
         raise EOFError(f"{missing} of {size} bytes are missing")
-    if stream.read(1):
+    if stream.read(1):  # At the end of a member zipfile compares its checksum.
         raise ValueError("there are more bytes than numbers")
     if is_fortran:
         return _as_array(content, shape[::-1], dtype).T
@@ -198,10 +195,7 @@ def fill(memory: memoryview, stream: IO[bytes]) -> int:
 
 
 def _map_array(path: Path, start: int, size: int, checksum: int | None) -> np.ndarray | None:
-    """Map the numbers of a .npy file that lies at `start` in a file; None if they must be read.
-
-    What is written into the array is not written into the file. The checksum is a CRC-32.
-    """
+    """Map the numbers of a .npy file that lies at `start` in a file; None if they must be read."""
     with opened(path) as file:
         file.seek(start)
         head = file.read(min(MOST_HEADER_BYTES, size))
@@ -211,7 +205,7 @@ def _map_array(path: Path, start: int, size: int, checksum: int | None) -> np.nd
         return None
     if min(shape, default=0) < 0 or size != offset + num_bytes or num_bytes == 0:
         return None
-    content = np.memmap(path, np.uint8, "c", start, (size,))
+    content = np.memmap(path, np.uint8, "c", start, (size,))  # Writing leaves the file as it is.
     if checksum is not None:
         found = 0
         for first in range(0, size, _PIECE):
@@ -233,10 +227,7 @@ def _as_array(content: np.ndarray, shape: tuple[int, ...], dtype: np.dtype[Any])
 
 
 def read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Read the header of a .npy file from its first MOST_HEADER_BYTES, or all of it.
-
-    Returns the shape, whether columns come first, the type, and where the numbers begin.
-    """
+    """Read a .npy file's head: shape, whether columns come first, type, where numbers begin."""
     readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     stream = BytesIO(head)
     try:

@@ -70,11 +70,7 @@ def check_converted_file(source: Path, target: Path, *, overwrite: bool) -> None
 
 
 def check_new_folder(folder: Path) -> None:
-    """Make the parent of a new folder.
-
-    Raises:
-        InputError: the parent cannot be made or written to, or the folder is there already.
-    """
+    """Make the parent of a new folder; refuse one that is there, or cannot be made there."""
     if os.path.lexists(folder):
         raise InputError(f"{folder}: is there already; choose another name, or remove it")
     try:

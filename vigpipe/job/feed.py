@@ -121,10 +121,7 @@ class JobFeed(Protocol):
         ...
 
     def share_models(self, models: Sequence[StagedModel], shards: Shards) -> None:
-        """Let a rank's models take a part of each batch, where they do not learn it from the batch.
-
-        At least two ranks share the batches.
-        """
+        """Let a rank's models take a part of each batch, unless the batch itself tells them."""
         ...
 
     def merged(self, stages: Sequence[StagedModel], share: WideShare, pipeline: Pipeline) -> Merged:

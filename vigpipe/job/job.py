@@ -113,10 +113,7 @@ class JobFacts(Protocol):
         ...
 
     def slicing(self, model: StagedModel) -> Slicing:
-        """Return which sides of a model's tensors are divided among sub-networks.
-
-        The model may be a stage, and on the meta device.
-        """
+        """Return which sides of the tensors, perhaps on meta, of a model or a stage are divided."""
         ...
 
     @property

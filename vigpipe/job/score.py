@@ -77,10 +77,7 @@ class JobScores(Protocol):
 
 
 class Scores(NamedTuple):
-    """Scores of the weights and of their moving average; all None on ranks without the last stage.
-
-    Without a moving average, or without validation samples, theirs are None.
-    """
+    """Scores of the weights and their moving average, or None; all None off the last stage."""
 
     test: Score | None
     average: Score | None  # on the test samples

@@ -1,4 +1,8 @@
-"""BatchNorm and GroupNorm over nodes that several ranks share by rows."""
+"""BatchNorm and GroupNorm over nodes that several ranks share by rows.
+
+A rank sends 24 bytes for every statistic to each other one forwards, and the sums of two gradients
+backwards: a statistic is that of a channel, or of a group of channels of one sample.
+"""
 
 from typing import Any
 
@@ -13,10 +17,7 @@ NORMS = "norms"  # what is sent
 
 
 def shared_batch_norm(norm: BatchNorm, x: Tensor, shards: Shards) -> Tensor:
-    """Normalise a rank's rows, (n_k, C), with the statistics of those of all ranks; record these.
-
-    It sends 24 bytes a channel to each other one forwards, and the sums of two gradients backwards.
-    """
+    """Normalise a rank's rows, (n_k, C), with the statistics of all ranks' rows; record these."""
     stats = _stats(x.detach(), shards)
     count, mean, deviation = stats  # the count stays on the device: nobody waits for it
     statistics = mean, deviation / count, count
@@ -26,11 +27,7 @@ def shared_batch_norm(norm: BatchNorm, x: Tensor, shards: Shards) -> Tensor:
 
 
 def shared_group_norm(norm: GroupNorm, x: Tensor, shards: Shards) -> Tensor:
-    """Normalise groups of channels with the statistics of the rows, (B, ..., C), of all ranks.
-
-    Each rank has some rows of each of the B samples. It sends 24 bytes for every sample and group
-    to each other one forwards, and the sums of two gradients backwards.
-    """
+    """Normalise groups of channels with the statistics of the rows, (B, ..., C), of all ranks."""
     groups = x.reshape(len(x), -1, norm.num_groups, x.shape[-1] // norm.num_groups)
     values = groups.detach().transpose(1, 2).flatten(2).flatten(0, 1).T  # (n_k C / G, B G)
     count, mean, deviation = _stats(values, shards)

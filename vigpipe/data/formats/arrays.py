@@ -50,10 +50,7 @@ def check_sides(shape: tuple[int, ...], name: str) -> None:
 
 
 def map_pixels(path: Path, offset: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Map uncompressed pixels, uint8 in C order, which begin at an offset in a file.
-
-    A file that cannot be mapped, or has changed since it was looked at, is an InputError.
-    """
+    """Map uncompressed pixels, uint8 in C order, which begin at an offset in a file."""
     try:
         return np.memmap(path, np.uint8, "r", offset, shape)
     except (OSError, ValueError) as error:
@@ -61,10 +58,7 @@ def map_pixels(path: Path, offset: int, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def unpack_pixels(stream: IO[bytes], shape: tuple[int, ...]) -> np.ndarray:
-    """Read pixels, uint8 in C order, from a stream that decompresses.
-
-    The stream has to end there: if it ends earlier, that is an EOFError, and if later a ValueError.
-    """
+    """Read pixels, uint8 in C order, from a stream that decompresses, and has to end with them."""
     pixels = np.empty(shape, np.uint8)
     if missing := fill(pixels.data.cast("B"), stream):
         raise EOFError(f"{missing} of {pixels.nbytes} bytes of pixels are missing")

@@ -69,11 +69,10 @@ def split_folders(root: Path) -> tuple[Path, Path]:
 def list_classes(folder: Path) -> dict[str, list[Path]]:
     """List the image files of every class by its name, sorted by name, without opening any.
 
-    Class folders may contain folders and may be links. A folder that is reached twice is listed
-    once. A folder that contains the class folder is not listed, even if a link leads back to it,
-    because it contains other classes. Hidden files and names without an image's extension are left
-    out. A folder is a folder even if it is called `x.png`. A broken link to an image is listed, so
-    that reading it reports the error.
+    Class folders may contain folders, and all may be links: a folder that is reached twice is
+    listed once, and one that contains the class folder never, because it contains other classes.
+    Hidden files and names without an image's extension are left out. A broken link to an image is
+    listed, so that reading it reports the error.
     """
     entries = _entries(folder)
     for entry in entries:

@@ -36,11 +36,7 @@ def parse_header(block: bytes) -> Header | None:
 
 
 def parse_extended(type_: bytes, content: bytes, position: int, where: str) -> dict[bytes, bytes]:
-    """Return the path and the size that an extended header gives to the next member, if it does.
-
-    Messages begin with `where`, and give the header's position in the tar. Content that is damaged,
-    is meant for all members, or makes the next one sparse is an InputError.
-    """
+    """Return the path and the size that an extended header gives to the next member, if it does."""
     if type_ == b"L":
         return {b"path": content.partition(b"\0")[0]}
     if type_ == b"K":  # It gives a link's target, and the link itself is refused.

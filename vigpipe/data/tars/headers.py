@@ -51,9 +51,7 @@ class Members:
 def find_members(descriptor: int, start: int, end: int, where: str) -> Members:
     """Find the members of a tar from `start` to `end` in an open file, such as of one in another.
 
-    Messages begin with `where`. It is an InputError if it is no tar, is damaged or cut off, or has
-    a member that is no plain file, lies elsewhere when extracted, is there twice, or has a name
-    that cannot be printed.
+    Whatever is wrong with the tar, or with any member, is an InputError that begins with `where`.
     """
     offsets, sizes, hashes = array("q"), array("q"), array("q")
 

@@ -170,10 +170,7 @@ def _class_folders(descriptor: int, members: Members, where: str) -> TarImages:
 def _with_inner_tars(
     descriptor: int, members: Members, where: str
 ) -> Iterator[tuple[str, str, Members]]:
-    """Yield a tar and the tars in it: name, how the names of its images begin, members.
-
-    The outer tar has no name: on disk it may have another one when this comes from the cache.
-    """
+    """Yield a tar and the tars in it: name, how the names of its images begin, members."""
     inner = [(index, name) for index, name in enumerate(members.names) if _is_tar(name)]
     if not inner:
         _check_images(members, where)
@@ -183,7 +180,7 @@ def _with_inner_tars(
             f"{where}: has tars in {folders[0] or 'its root'} and in {folders[1]}, expected them "
             "in one folder; unpack it"
         )
-    yield "", "", members
+    yield "", "", members  # without a name: the file may be renamed before a cache is read
     for index, name in inner:
         if len(name.encode()) > _LONGEST_INNER:
             raise InputError(

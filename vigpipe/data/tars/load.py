@@ -53,16 +53,13 @@ class OpenTars:
         return OpenTars, (self.paths, self._stamps)
 
     def read(self, tar: int, offset: int, size: int, name: str) -> bytes:
-        """Read bytes of the file of an index; messages begin with the name.
-
-        A file that is not as it was is an InputError; too many open files are an OSError.
-        """
+        """Read bytes of a tar; that it has changed is an InputError, which begins with the name."""
         try:
             descriptor = self._descriptor(self.paths[tar])  # It stays open while this refers to it.
             content = os.pread(descriptor.number, size, offset)
             is_same = read_stamp(descriptor.number) == self._stamps[tar]
         except OSError as error:
-            if error.errno in NOT_THE_FILES_FAULT:
+            if error.errno in NOT_THE_FILES_FAULT:  # such as too many open files
                 raise
             raise InputError(
                 f"{name}: cannot be read ({error.strerror}); the tar was readable at the start"
