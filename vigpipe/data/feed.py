@@ -1,7 +1,4 @@
-"""The batches of one rank: any item of the training, which is one replica's share of a step.
-
-An item is determined by its number: with D replicas, item k is share k % D of step k // D.
-"""
+"""The batches of one rank: any item of the training, which is one replica's share of a step."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

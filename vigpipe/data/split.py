@@ -87,10 +87,7 @@ class Split:
         copies: Sequence[int] | None = None,
         out: Tensor | None = None,
     ) -> Pixels:
-        """Read images as `read` does, up to what a device does with their pixels.
-
-        They are written into `out`, (b, C, H, W) uint8, or by default into new memory.
-        """
+        """Read images as `read` does, but not normalised, into `out`, (b, C, H, W), if given."""
         indices = [int(i) for i in indices]
         for index in indices:
             if not 0 <= index < len(self):

@@ -56,10 +56,7 @@ def centre_crop(picture: Picture, size: tuple[int, int], crop_pct: float = 1.0) 
 def random_crop(
     picture: Picture, size: tuple[int, int], generator: random.Random, flip: bool
 ) -> Image.Image:
-    """Crop a random box, resize it (bicubic, antialiased) to (H, W), and perhaps mirror it.
-
-    Random resized crop: Szegedy et al. 2015 (arXiv:1409.4842), as timm draws it.
-    """
+    """Crop a random box, resize it, perhaps mirror it: Szegedy et al. 2015 (arXiv:1409.4842)."""
     top, left, height, width = random_box(*size_of(picture), crop_scale(size), generator)
     image = to_pil(picture).crop((left, top, left + width, top + height))
     image = image.resize((size[1], size[0]), Image.Resampling.BICUBIC)
@@ -70,11 +67,7 @@ def random_crop(
 def random_box(
     height: int, width: int, scale: tuple[float, float], generator: random.Random
 ) -> tuple[int, int, int, int]:
-    """Draw a box of random area and ratio: (top, left, height, width) in pixels.
-
-    The scale is the smallest and the largest fraction of the image's area. If none of CROP_TRIES
-    boxes fits into the image, the result is the largest centred one within CROP_RATIO.
-    """
+    """Draw a box of random area and ratio, as timm does: (top, left, height, width) in pixels."""
     log_ratio = (math.log(CROP_RATIO[0]), math.log(CROP_RATIO[1]))
     for _ in range(CROP_TRIES):
         area = generator.uniform(*scale) * (height * width)
@@ -85,6 +78,7 @@ def random_box(
             top = generator.randint(0, height - box_height)
             left = generator.randint(0, width - box_width)
             return top, left, box_height, box_width
+    # None of them has fitted: take the largest centred box whose ratio is within CROP_RATIO.
     box_height, box_width = height, width
     if width / height < CROP_RATIO[0]:
         box_height = max(1, round(width / CROP_RATIO[0]))

@@ -62,11 +62,7 @@ def read_npz(
 
 
 def read_npy(path: Path, *, mapped: bool = False) -> np.ndarray:
-    """Read an array of numbers or text from a .npy file, in the machine's byte order.
-
-    With `mapped` it is mapped into memory, if it is numbers as memory has them, row by row. What
-    cannot be read, is damaged, or holds Python objects or records is an InputError.
-    """
+    """Read an array of numbers or text from a .npy file, or map it, as `read_npz` does."""
     with opened(path) as file:
         try:
             size = os.fstat(file.fileno()).st_size

@@ -45,13 +45,10 @@ def holds(path: Path) -> bool:
 
 
 def read(root: Path) -> Stored:
-    """Read the headers and the labels; compressed pixels are unpacked, which finds their damage.
-
-    The images are grey. They are not mirrored in training, because most data sets of this format
-    are characters. Without a list of names the classes are called by their numbers.
-    """
+    """Read the headers and the labels; compressed pixels are unpacked, which finds their damage."""
     train, test = (_read_split(root, stem) for stem in _STEMS)
     class_names = check_labels(train.labels, test.labels, listed_names(root), str(root))
+    # Mirroring is left out because most data sets of this format are characters.
     return Stored(class_names, train, test, Look(channels=1, flip=False, is_encoded=False))
 
 

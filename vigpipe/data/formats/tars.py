@@ -39,11 +39,7 @@ def holds(path: Path) -> bool:
 
 
 def read(root: Path) -> Stored:
-    """Find the images of all tars; the classes are those of the train images.
-
-    Samples keep the order of the tars. Images in class folders are in the order that they would
-    have as files: by class and name.
-    """
+    """Find the images of all tars; the classes are those of the train images."""
     shards = find_shards(root)
     train, test = _index(shards["train"]), _index(shards["test"])
     of_samples = [path for path, images in _each(train, test) if images.num_samples]
@@ -189,7 +185,7 @@ def _class_of_folders(root: Path, tars: _Tars) -> list[list[str]]:
 
 
 def _by_name(labels: np.ndarray, load: LoadFromTars) -> np.ndarray:
-    """Return the indices of images sorted by class and name, (n,) int64; refuse equal names."""
+    """Order images by class and name, as files would be: (n,) int64; refuse equal names."""
     by_label = np.argsort(labels, kind="stable")
     ends = np.flatnonzero(np.diff(labels[by_label])) + 1
     order: list[int] = []

@@ -49,10 +49,7 @@ class Members:
 
 
 def find_members(descriptor: int, start: int, end: int, where: str) -> Members:
-    """Find the members of a tar from `start` to `end` in an open file, such as of one in another.
-
-    Whatever is wrong with the tar, or with any member, is an InputError that begins with `where`.
-    """
+    """Find the members of a tar that lies between two positions; errors begin with `where`."""
     offsets, sizes, hashes = array("q"), array("q"), array("q")
 
     def listed() -> Iterator[str]:
