@@ -246,9 +246,8 @@ def _fake(num_images: int, num_classes: int, size: tuple[int, int], seed: int) -
         )
 
     def images(split: str, num_images: int) -> StoredImages:
-        return StoredImages(
-            np.arange(num_images) % num_classes, _Noise(f"fake {split} {seed}", size)
-        )
+        labels = np.arange(num_images) % num_classes
+        return StoredImages(labels, _Noise(f"fake {split} {seed}", size))
 
     return Stored(
         tuple(str(label) for label in range(num_classes)),

@@ -86,18 +86,17 @@ class Scores(NamedTuple):
 
     def as_row(self) -> dict[str, Any]:
         """Return the numbers of a row of metrics.jsonl; only on ranks of the last stage."""
-        assert self.test is not None
-        return {**as_table(self.test), **_ema(self.average), **self._validation()}
+        summary = self.as_summary()
+        return {**summary.pop("test"), **summary}
 
     def as_summary(self) -> dict[str, Any]:
         """Return the numbers for summary.json; only on ranks of the last stage."""
         assert self.test is not None
-        return {"test": as_table(self.test), **_ema(self.average), **self._validation()}
-
-    def _validation(self) -> dict[str, Any]:
-        if self.validation is None:
-            return {}
-        return {"validation": {**as_table(self.validation), **_ema(self.validation_average)}}
+        summary: dict[str, Any] = {"test": as_table(self.test), **_ema(self.average)}
+        if self.validation is not None:
+            validation = as_table(self.validation)
+            summary["validation"] = {**validation, **_ema(self.validation_average)}
+        return summary
 
     def __str__(self) -> str:
         assert self.test is not None
