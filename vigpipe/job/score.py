@@ -26,8 +26,23 @@ class Score:
         """Return all numbers by name, without how many samples there were."""
         return {name: value for name, value in vars(self).items() if name != "num_samples"}
 
+    @property
+    def main(self) -> float:
+        """The number that says best how good a model is."""
+        return self.numbers()[self.main_name]
+
+    def as_table(self) -> dict[str, float]:
+        """Return all numbers by name, the number of samples under what they are."""
+        return {**self.numbers(), self.unit: self.num_samples}
+
+    def in_words(self, *names: str) -> str:
+        """Describe the score by some of its numbers."""
+        numbers = self.numbers()
+        texts = ", ".join(as_text(name, numbers[name]) for name in names)
+        return f"{texts} of {self.num_samples} {self.unit}"
+
     def __str__(self) -> str:
-        return in_words(self)
+        return self.in_words(*self.numbers())
 
 
 class Tally(Protocol):
@@ -92,9 +107,9 @@ class Scores(NamedTuple):
     def as_summary(self) -> dict[str, Any]:
         """Return the numbers for summary.json; only on ranks of the last stage."""
         assert self.test is not None
-        summary: dict[str, Any] = {"test": as_table(self.test), **_ema(self.average)}
+        summary: dict[str, Any] = {"test": self.test.as_table(), **_ema(self.average)}
         if self.validation is not None:
-            validation = as_table(self.validation)
+            validation = self.validation.as_table()
             summary["validation"] = {**validation, **_ema(self.validation_average)}
         return summary
 
@@ -102,12 +117,13 @@ class Scores(NamedTuple):
         assert self.test is not None
         parts: list[str] = []
         if self.validation is not None:
-            parts.append(f"validation {in_words(self.validation, short=True)}")
-        parts.append(f"test {in_words(self.test)}")
+            best = self.validation.in_words("loss", self.validation.main_name)
+            parts.append(f"validation {best}")
+        parts.append(f"test {self.test}")
         if self.average is not None:
-            average = as_text(self.average.main_name, main(self.average))
+            average = as_text(self.average.main_name, self.average.main)
             if self.validation_average is not None:
-                validation = as_text(self.average.main_name, main(self.validation_average))
+                validation = as_text(self.average.main_name, self.validation_average.main)
                 average = f"validation {validation}, test {average}"
             parts.append(f"moving average: {average}")
         return "; ".join(parts)
@@ -121,24 +137,6 @@ SHARES = {"images": ("top1", "top5"), "nodes": ("accuracy", "micro_f1", "macro_f
 def name_of(name: str) -> str:
     """Return what a reader calls a number of a score: top-1 for top1."""
     return _NAMES.get(name, name)
-
-
-def as_table(score: Score) -> dict[str, float]:
-    """Return all numbers of a score by name."""
-    return {**score.numbers(), score.unit: score.num_samples}
-
-
-def main(score: Score) -> float:
-    """Return the number that says best how good a model is."""
-    return score.numbers()[score.main_name]
-
-
-def in_words(score: Score, *, short: bool = False) -> str:
-    """Describe a score: its loss and other numbers, or only the main one of these."""
-    numbers = score.numbers()
-    names = ("loss", score.main_name) if short else numbers
-    texts = ", ".join(as_text(name, numbers[name]) for name in names)
-    return f"{texts} of {score.num_samples} {score.unit}"
 
 
 def as_text(name: str, value: float) -> str:

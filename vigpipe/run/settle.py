@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from vigpipe.job.score import SHARES, as_text, main, name_of
+from vigpipe.job.score import SHARES, as_text, name_of
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.exchange import Exchange
 from vigpipe.replication.own_steps import OwnSteps
@@ -112,7 +112,7 @@ def _keep_best(rank_state: RankState, left: Counterparts, own_steps: OwnSteps) -
     name = SHARES[run.job.unit][0]
     if scores is not None and of_team == 0:
         score = scores["validation"]
-        own = rank_state.mesh.replica_index, main(score), score.loss  # those of all its team
+        own = rank_state.mesh.replica_index, score.main, score.loss  # those of all its team
     told = own_steps.membership.all_gather(own).values()
     scores = [s for s in told if s is not None]
     best, *others = sorted(scores, key=lambda s: (-s[1], s[2], s[0]))
