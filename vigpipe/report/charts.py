@@ -1,7 +1,7 @@
 """Draw where the time of a step goes: accounts of ranks, pieces of the model, timelines."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vigpipe.analysis.account import PARTS, Account
 from vigpipe.replication.diary import Deed
@@ -48,26 +48,23 @@ _INSIDE = {  # text within a bar, upright
 
 def account_chart(accounts: Sequence[Account]) -> "Figure":
     """Draw where the time of a step goes, with one bar per rank."""
-    from plotly.graph_objects import Bar, Figure
+    from plotly.graph_objects import Figure
 
-    bars = []
+    figure = Figure()
     names = [f"rank {account.rank}" for account in accounts]
     for part in PARTS:
         values = [1e3 * account.seconds[part] for account in accounts]
         shares = [100 * a.seconds[part] / a.step_seconds if a.step_seconds else 0 for a in accounts]
-        bars.append(
-            Bar(
-                name=part,
-                orientation="h",
-                y=names,
-                x=values,
-                text=[f"{share:.0f} %" for share in shares],
-                marker=_marker(PART_COLOURS[part], HATCHES.get(part, "")),
-                hovertemplate=f"%{{y}}, {part}<br>%{{x:.3f}} ms, %{{text}}<extra></extra>",
-                **_INSIDE,
-            )
+        figure.add_bar(
+            name=part,
+            orientation="h",
+            y=names,
+            x=values,
+            text=[f"{share:.0f} %" for share in shares],
+            marker=_marker(PART_COLOURS[part], HATCHES.get(part, "")),
+            hovertemplate=f"%{{y}}, {part}<br>%{{x:.3f}} ms, %{{text}}<extra></extra>",
+            **_INSIDE,
         )
-    figure = Figure(bars)
     figure.update_layout(barmode="relative", xaxis_title="milliseconds a step (means)")
     figure.update_yaxes(autorange="reversed", fixedrange=True)
     return styled(figure, height=130 + ROW_PIXELS * len(accounts))
@@ -75,50 +72,40 @@ def account_chart(accounts: Sequence[Account]) -> "Figure":
 
 def replica_chart(doings: Sequence[Doing], num_replicas: int) -> "Figure":
     """Draw what each replica did when, with one row per replica, and the last for a server."""
-    from plotly.graph_objects import Bar, Figure
+    from plotly.graph_objects import Figure
 
     def name(replica: int) -> str:
         return f"replica {replica}" if replica < num_replicas else "server"
 
-    bars = []
+    figure = Figure()
     for deed, colour in DEED_COLOURS.items():
         alike = [doing for doing in doings if doing.deed == deed]
         if not alike:
             continue
         seconds = [doing.end - doing.start for doing in alike]
-        bars.append(
-            Bar(
-                name=deed,
-                orientation="h",
-                y=[doing.replica for doing in alike],
-                base=[doing.start for doing in alike],
-                x=seconds,
-                width=0.88,
-                marker=_marker(colour, HATCHES["wait input"] if deed == "waited" else ""),
-                hovertext=[
-                    f"{name(d.replica)} {deed}<br>{d.start:.3f} – {d.end:.3f} s, {s:.3f} long"
-                    for d, s in zip(alike, seconds, strict=True)
-                ],
-                hovertemplate="%{hovertext}<extra></extra>",
-            )
+        figure.add_bar(
+            name=deed,
+            orientation="h",
+            y=[doing.replica for doing in alike],
+            base=[doing.start for doing in alike],
+            x=seconds,
+            width=0.88,
+            marker=_marker(colour, HATCHES["wait input"] if deed == "waited" else ""),
+            hovertext=[
+                f"{name(d.replica)} {deed}<br>{d.start:.3f} – {d.end:.3f} s, {s:.3f} long"
+                for d, s in zip(alike, seconds, strict=True)
+            ],
+            hovertemplate="%{hovertext}<extra></extra>",
         )
-    figure = Figure(bars)
     replicas = sorted({doing.replica for doing in doings})
     figure.update_layout(barmode="overlay", hovermode="closest", dragmode="zoom")
     figure.update_xaxes(title_text="seconds")
-    figure.update_yaxes(
-        tickvals=replicas,
-        ticktext=list(map(name, replicas)),
-        range=[replicas[-1] + 0.5, replicas[0] - 0.5],
-        fixedrange=True,
-        showgrid=False,
-    )
+    figure.update_yaxes(**_rows_axis(replicas, list(map(name, replicas))))
     return styled(figure, height=130 + ROW_PIXELS * len(replicas))
 
 
 def piece_chart(stacked: Mapping[str, Mapping[str, Mapping[str, float]]]) -> "Figure":
     """Draw `durations.stacked_medians` by direction: a panel for each, with a column per piece."""
-    from plotly.graph_objects import Bar
     from plotly.subplots import make_subplots
 
     figure = make_subplots(
@@ -129,7 +116,7 @@ def piece_chart(stacked: Mapping[str, Mapping[str, Mapping[str, float]]]) -> "Fi
         for part, colour in PIECE_COLOURS.items():
             by_piece = parts.get(part, {})
             if by_piece:
-                bar = Bar(
+                figure.add_bar(
                     name=part,
                     x=[escape(piece.removeprefix("block ")) for piece in by_piece],
                     y=[1e3 * seconds for seconds in by_piece.values()],
@@ -137,8 +124,9 @@ def piece_chart(stacked: Mapping[str, Mapping[str, Mapping[str, float]]]) -> "Fi
                     legendgroup=part,
                     showlegend=part not in in_legend,
                     hovertemplate=f"%{{x}}, {part}: %{{y:.3f}} ms<extra></extra>",
+                    row=1,
+                    col=column,
                 )
-                figure.add_trace(bar, row=1, col=column)
                 in_legend.add(part)
         pieces = dict.fromkeys(piece for by_piece in parts.values() for piece in by_piece)
         order = _in_order([escape(piece.removeprefix("block ")) for piece in pieces])
@@ -179,20 +167,24 @@ def timeline_chart(timeline: Timeline) -> "Figure":
             in_legend.add(look)
     figure.update_layout(barmode="overlay", hovermode="closest", dragmode="zoom")
     for row, panel_ranks in enumerate(ranks, 1):
-        figure.update_yaxes(
-            tickvals=panel_ranks,
-            ticktext=[f"rank {rank}" for rank in panel_ranks],
-            range=[max(panel_ranks, default=0) + 0.5, min(panel_ranks, default=0) - 0.5],
-            fixedrange=True,
-            showgrid=False,
-            row=row,
-            col=1,
-        )
+        names = [f"rank {rank}" for rank in panel_ranks]
+        figure.update_yaxes(**_rows_axis(panel_ranks, names), row=row, col=1)
     figure.update_xaxes(zeroline=False)
     figure.update_xaxes(title_text="milliseconds since the step began", row=len(panels), col=1)
     more = LEGEND_ROW_PIXELS * (len(in_legend) > LEGEND_ROW)
     height = 130 + 40 * len(panels) + pixels * sum(map(len, ranks)) + more
     return styled(figure, height, top=60 + more)
+
+
+def _rows_axis(rows: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
+    """Describe the axis of a chart of boxes: a name for each row, the first row at the top."""
+    return {
+        "tickvals": rows,
+        "ticktext": names,
+        "range": [max(rows, default=0) + 0.5, min(rows, default=0) - 0.5],
+        "fixedrange": True,
+        "showgrid": False,
+    }
 
 
 def _boxes(

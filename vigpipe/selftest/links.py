@@ -172,20 +172,18 @@ def _gigabytes(value: float) -> str:
 
 
 def _chart(rows: Sequence[Row]) -> Any:  # noqa: ANN401 - plotly is imported late
-    from plotly.graph_objects import Figure, Scatter
+    from plotly.graph_objects import Figure
 
     names = dict.fromkeys((row.values["operation"], row.values["ranks"]) for row in rows)
     figure = Figure()
     for name in names:
         chosen = [row for row in rows if (row.values["operation"], row.values["ranks"]) == name]
-        figure.add_trace(
-            Scatter(
-                name=f"{name[0]}, {name[1]} GPUs",
-                x=[row.values["bytes"] for row in chosen],
-                y=[row.values["bus_bandwidth"] / 1e9 for row in chosen],
-                mode="lines+markers",
-                hovertemplate="%{x} bytes: %{y:.2f} GB/s",
-            )
+        figure.add_scatter(
+            name=f"{name[0]}, {name[1]} GPUs",
+            x=[row.values["bytes"] for row in chosen],
+            y=[row.values["bus_bandwidth"] / 1e9 for row in chosen],
+            mode="lines+markers",
+            hovertemplate="%{x} bytes: %{y:.2f} GB/s",
         )
     figure.update_xaxes(type="log", title_text="bytes of a message")
     figure.update_yaxes(title_text="bus bandwidth, GB/s", rangemode="tozero")

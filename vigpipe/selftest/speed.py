@@ -241,7 +241,7 @@ def _spread(ratio: Mapping[str, float]) -> str:
 
 
 def _chart(rows: Sequence[Row]) -> Any:  # noqa: ANN401 - plotly is imported late
-    from plotly.graph_objects import Bar, Figure
+    from plotly.graph_objects import Figure
 
     figure = Figure()
     chosen = [row for row in rows if row.outcome == "measured"]
@@ -249,7 +249,7 @@ def _chart(rows: Sequence[Row]) -> Any:  # noqa: ANN401 - plotly is imported lat
         bars = [row for row in chosen if row.values["formulation"] == formulation]
         rates = [row.values["images_per_second"] for row in bars]
         names = [row.what.split(": ")[1] for row in bars]
-        bar = Bar(
+        figure.add_bar(
             name=formulation,
             orientation="h",
             y=names,
@@ -260,7 +260,6 @@ def _chart(rows: Sequence[Row]) -> Any:  # noqa: ANN401 - plotly is imported lat
             marker={"color": colour},
             hovertemplate="%{y}: %{x:,.1f} images/s<extra></extra>",
         )
-        figure.add_trace(bar)
     order = [row.what.split(": ")[1] for row in chosen]
     figure.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=order)
     figure.update_xaxes(title_text="images a second", rangemode="tozero")
