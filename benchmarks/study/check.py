@@ -101,7 +101,8 @@ def check_with_torch(config: StudyConfig, layouts: Mapping[str, Layout]) -> tupl
     import torch
 
     from vigpipe.data.job import ImageJob
-    from vigpipe.planning.profile import check_options, read_profile
+    from vigpipe.planning.profile import read_profile
+    from vigpipe.planning.ways import check_options
     from vigpipe.profiling.measure import cost_options
     from vigpipe.run.facts import prepare
 

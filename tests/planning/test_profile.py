@@ -7,9 +7,10 @@ import pytest
 
 from tests.planning.profiles import check_changes, make_piece, make_profile
 from vigpipe.errors import InputError
-from vigpipe.planning.profile import Amounts, Piece, check_options, read_profile, write_profile
+from vigpipe.planning.profile import Amounts, Piece, read_profile, write_profile
 from vigpipe.planning.search import search
 from vigpipe.planning.step import Request, stage_costs
+from vigpipe.planning.ways import check_options
 
 PROFILE = make_profile(
     [make_piece("block 0", 1.0, weights=100, activation=7, boundary=3), 2.0],

@@ -24,15 +24,10 @@ from vigpipe.messages import one_line
 from vigpipe.parallel.plan import Plan, describe_cut, even_plan
 from vigpipe.planning.explain import explain
 from vigpipe.planning.interval import Interval, interval_text, step_interval
-from vigpipe.planning.profile import (
-    Profile,
-    check_options,
-    read_profile,
-    with_network,
-    write_profile,
-)
+from vigpipe.planning.profile import Profile, read_profile, with_network, write_profile
 from vigpipe.planning.search import search
 from vigpipe.planning.step import Proposal, Request
+from vigpipe.planning.ways import check_options
 from vigpipe.profiling.measure import (
     cost_options,
     measure_profile,

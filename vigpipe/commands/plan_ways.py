@@ -13,8 +13,7 @@ from vigpipe.config.options import TrainConfig, as_given, flag
 from vigpipe.config.verbs import PlanConfig
 from vigpipe.errors import InputError
 from vigpipe.planning.choose_way import Choice, Cluster, Outcome, choose
-from vigpipe.planning.profile import check_options
-from vigpipe.planning.ways import Measured, read_measured, write_measured
+from vigpipe.planning.ways import Measured, check_options, read_measured, write_measured
 from vigpipe.profiling.ways import measure_ways, on_one_rank, ways_options
 from vigpipe.run.facts import Run
 

@@ -45,13 +45,15 @@ def _alternatives(
     """Predict the step of every alternative: pairs of step seconds and what would differ."""
     costs, num_microbatches = proposal.costs, proposal.num_microbatches
     free = [0.0] * len(costs.features)
-    without = replace(costs, features=free, gradients=free)
-    yield _step(profile, request, proposal, without), "transfers that take no time"
+    supposed = {"transfers that take no time": replace(costs, features=free, gradients=free)}
     if request.num_replicas > 1:
         without = replace(costs, reduce=[0.0] * len(costs.reduce))
-        yield _step(profile, request, proposal, without), "an all-reduce that takes no time"
-    yield _step(profile, request, proposal, _equal(costs)), "stages of equal cost"
+        supposed["an all-reduce that takes no time"] = without
+    supposed["stages of equal cost"] = _equal(costs)
     chosen = proposal.schedule, proposal.virtual_stages
+    for what, of_other in supposed.items():
+        other = predict(profile, request, proposal.stages, *chosen, num_microbatches, of_other)
+        yield other.step_seconds, what
     counts = ((2 * num_microbatches, "twice"), (num_microbatches // 2, "half"))
     # Another number of micro-batches that are drawn would be another step.
     for count, name in counts if request.typical is None else ():
@@ -62,8 +64,8 @@ def _alternatives(
         if (schedule, virtual_stages) != chosen:
             each = f" with {virtual_stages} stages a rank" if virtual_stages > 1 else ""
             what = f"the schedule {schedule}{each}"
-            other = schedule, virtual_stages
-            yield from _searched(profile, request, other, num_microbatches, what, proposal)
+            pair = schedule, virtual_stages
+            yield from _searched(profile, request, pair, num_microbatches, what, proposal)
     for num_ranks, name in ((request.num_ranks + 1, "more"), (request.num_ranks - 1, "fewer")):
         what = f"one stage {name} ({num_ranks})"
         resized = replace(request, num_ranks=num_ranks)
@@ -94,18 +96,6 @@ def _searched(
         yield search(profile, single)[0].step_seconds, what
     except InputError:  # too many stages, or too little memory
         return
-
-
-def _step(profile: Profile, request: Request, proposal: Proposal, costs: StageCosts) -> float:
-    return predict(
-        profile,
-        request,
-        proposal.stages,
-        proposal.schedule,
-        proposal.virtual_stages,
-        proposal.num_microbatches,
-        costs,
-    ).step_seconds
 
 
 def _equal(costs: StageCosts) -> StageCosts:

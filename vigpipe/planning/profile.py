@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from operator import mul
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
@@ -177,31 +177,6 @@ def with_network(
     if bandwidth is not None:
         profile = replace(profile, bandwidth=bandwidth)
     return profile
-
-
-class HasOptions(Protocol):
-    """Costs that were measured with some options."""
-
-    @property
-    def model(self) -> str: ...
-    @property
-    def options(self) -> Mapping[str, str]: ...
-
-
-def check_options(profile: HasOptions, where: str, model: str, options: Mapping[str, str]) -> None:
-    """Raise InputError unless a profile, which `where` names, has a run's model and options."""
-    if profile.model != model:
-        raise InputError(
-            f"{where}: is a profile of {profile.model!r}, but --model is {model!r}; leave "
-            "--profile out to measure this model"
-        )
-    for name in sorted({*profile.options, *options}):
-        was, now = profile.options.get(name), options.get(name)
-        if was != now:
-            raise InputError(
-                f"{where}: was measured with {name} = {was}, but this run has {name} = {now}; "
-                "leave --profile out to measure anew"
-            )
 
 
 def is_amount(value: Any) -> bool:  # noqa: ANN401

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from vigpipe.errors import InputError
 from vigpipe.files.atomic import write_atomically
 from vigpipe.files.outputs import told_if_unwritable
 from vigpipe.planning.profile import (
@@ -100,6 +101,24 @@ def read_measured(path: Path) -> Measured:
     if_wrong = "does not hold the costs of ways to use ranks"
     hint = "vigpipe plan --ranks without --profile makes one"
     return read_costs(path, _measured, if_wrong, hint)
+
+
+def check_options(
+    profile: Profile | Measured, where: str, model: str, options: Mapping[str, str]
+) -> None:
+    """Raise InputError unless a profile, which `where` names, has a run's model and options."""
+    if profile.model != model:
+        raise InputError(
+            f"{where}: is a profile of {profile.model!r}, but --model is {model!r}; leave "
+            "--profile out to measure this model"
+        )
+    for name in sorted({*profile.options, *options}):
+        was, now = profile.options.get(name), options.get(name)
+        if was != now:
+            raise InputError(
+                f"{where}: was measured with {name} = {was}, but this run has {name} = {now}; "
+                "leave --profile out to measure anew"
+            )
 
 
 def _measured(table: Any) -> Measured:  # noqa: ANN401
