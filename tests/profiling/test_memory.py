@@ -5,13 +5,13 @@ import torch
 
 from tests.profiling.quick import CPU, make_run
 from vigpipe.profiling.memory import activation_bytes, optimizer_bytes
-from vigpipe.profiling.trial import make_trial, trial_steps
+from vigpipe.profiling.trial import make_trial
 from vigpipe.run.step import train_step
 
 
 def make_small_trial(**options):
     run = make_run(**options)
-    return make_trial(run, trial_steps(run, [4])[0], CPU)
+    return make_trial(run, run.job.trials([4], 2)[0], CPU)
 
 
 def test_activations_are_what_autograd_saves():

@@ -5,7 +5,7 @@ import pytest
 from tests.profiling.quick import CPU, make_run
 from vigpipe.profiling import seconds
 from vigpipe.profiling.seconds import NUM_TURNS, TimedSteps
-from vigpipe.profiling.trial import NUM_WARMUP, make_trial, trial_steps
+from vigpipe.profiling.trial import NUM_WARMUP, make_trial
 
 
 @pytest.fixture
@@ -13,7 +13,7 @@ def timed(monkeypatch):
     """Make trials of micro-batches of some sizes."""
     monkeypatch.setattr(seconds, "ENOUGH_SECONDS", 0.0)
     run = make_run()
-    return lambda sizes: [TimedSteps(make_trial(run, s, CPU)) for s in trial_steps(run, sizes)]
+    return lambda sizes: [TimedSteps(make_trial(run, s, CPU)) for s in run.job.trials(sizes, 2)]
 
 
 def steps_of(trial):

@@ -34,8 +34,7 @@ def _limiting(request: Request, proposal: Proposal) -> str:
     rank = max(busy, key=lambda rank: busy[rank])
     indices = range(rank % request.num_ranks, len(proposal.stages), request.num_ranks)
     names = [f"{i} ({_blocks(proposal.stages[i])})" for i in indices]
-    limits = "limits" if len(names) == 1 else "limit"
-    noun = "Stage" if len(names) == 1 else "Stages"
+    noun, limits = ("Stage", "limits") if len(names) == 1 else ("Stages", "limit")
     return f"{noun} {' and '.join(names)} {limits}: computing takes {in_seconds(busy[rank])}"
 
 

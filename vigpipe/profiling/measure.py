@@ -21,10 +21,11 @@ from vigpipe.profiling.seconds import (
     update_seconds,
 )
 from vigpipe.profiling.transfers import measure_transfer
-from vigpipe.profiling.trial import make_trial, trial_steps
+from vigpipe.profiling.trial import make_trial
 from vigpipe.run.facts import Run
 from vigpipe.run.provenance import provenance
 
+_MAX_MICROBATCHES = 2  # most micro-batches of a timed step
 # What the costs of a model's pieces depend on, beside the model, the images and the machine.
 _OPTIONS = (
     "graph",
@@ -63,7 +64,7 @@ def measure_profile(
 
     The sizes, in samples and ascending, do not matter where micro-batches are drawn as they are.
     """
-    steps = trial_steps(run, microbatch_sizes)
+    steps = run.job.trials(microbatch_sizes, _MAX_MICROBATCHES)
     base_bytes = peak_bytes(device)
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     trials = [make_trial(run, step, device) for step in steps] if rank == 0 else []

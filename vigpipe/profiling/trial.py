@@ -1,6 +1,5 @@
 """A training step of the unsplit model on one process, which the costs are measured on."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -15,14 +14,8 @@ from vigpipe.timing.recorder import Recorder
 
 NUM_WARMUP = 2  # steps that are not timed
 MAX_STEPS = 30  # timed steps of one micro-batch size
-_MAX_MICROBATCHES = 2  # most micro-batches of a timed step
 
 Trial = tuple[RankState, ReplicaBatch]
-
-
-def trial_steps(run: Run, microbatch_sizes: Sequence[int]) -> list[TrialStep]:
-    """Return the steps of at most two micro-batches that costs of these sizes are measured on."""
-    return run.job.trials(microbatch_sizes, _MAX_MICROBATCHES)
 
 
 def make_trial(run: Run, step: TrialStep, device: torch.device) -> Trial:

@@ -138,7 +138,8 @@ def measure_ways(run: Run, rank: int, device: torch.device, num_ranks: int) -> M
         try:
             of_way = arrange(run, candidate, device)
         except InputError as error:
-            ways.append(replace(blank, why_not=_plain(str(error))))
+            line = "".join(c for c in str(error) if c.isprintable())
+            ways.append(replace(blank, why_not=line[:400]))  # a longer one is not read again
             continue
         layout = of_way.layout
         steps = of_way.steps_per_epoch
@@ -330,8 +331,3 @@ def _needs(run: Run) -> float:
 
 def _as_curve(counts: Counter[int]) -> tuple[tuple[float, float], ...]:
     return tuple(sorted((float(size), float(number)) for size, number in counts.items()))
-
-
-def _plain(text: str) -> str:
-    """Return a message on one printable line that is not too long to keep."""
-    return "".join(c for c in text if c.isprintable())[:400]

@@ -5,13 +5,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
 
-from vigpipe.analysis.bubble import Bubble
 from vigpipe.job.fill import Fill, members
 from vigpipe.job.score import SHARES, name_of
 from vigpipe.report import durations
 from vigpipe.report.curves import small_batches
 from vigpipe.report.fields import Fields
-from vigpipe.report.markup import NOTHING, Cell, Shortened, share, size
+from vigpipe.report.markup import NOTHING, Cell, Shortened, size
 from vigpipe.report.read import ReportedRun, SplitScore, StepMetrics
 from vigpipe.timing.tables import slowest
 
@@ -235,11 +234,3 @@ def _versions(run: ReportedRun) -> str:
         return NOTHING
     versions = run.summary.object("versions")
     return ", ".join(f"{name} {versions.text(name)}" for name in versions.names())
-
-
-def bubble_line(bubble: Bubble) -> str:
-    """Write the measured bubble beside the formula's as a sentence."""
-    return (
-        f"The bubble is {share(bubble.measured)} of the step; the formula for equal stages says "
-        f"{share(bubble.formula)}."
-    )

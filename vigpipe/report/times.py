@@ -7,7 +7,6 @@ from vigpipe.analysis.account import PARTS
 from vigpipe.job.fill import members
 from vigpipe.report import charts, durations
 from vigpipe.report.charts import as_html
-from vigpipe.report.comparison import bubble_line
 from vigpipe.report.markup import (
     folded,
     milliseconds,
@@ -73,7 +72,10 @@ def _bubble(timing: ReportedTiming, index: int) -> Iterator[str]:
         return
     yield "<h3>Bubble</h3>"
     if timing.bubble is not None:
-        yield paragraph(bubble_line(timing.bubble))
+        yield paragraph(
+            f"The bubble is {share(timing.bubble.measured)} of the step; the formula for equal "
+            f"stages says {share(timing.bubble.formula)}."
+        )
         shares: dict[str, float] = asdict(timing.bubble)
         names = [name.replace("_", " ") for name in shares]
         yield table(["share of the step", *names], [["bubble", *map(share, shares.values())]])

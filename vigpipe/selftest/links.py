@@ -110,9 +110,6 @@ def _measure_size(
     received = torch.zeros_like(message)
     following, previous = (rank + 1) % world_size, (rank - 1) % world_size
 
-    def reduce_all() -> None:
-        dist.all_reduce(message)
-
     def pass_on() -> None:
         sending = dist.P2POp(dist.isend, message, following)
         receiving = dist.P2POp(dist.irecv, received, previous)
@@ -120,7 +117,7 @@ def _measure_size(
             work.wait()
 
     for operation, run, factor in (
-        ("all-reduce", reduce_all, 2 * (world_size - 1) / world_size),
+        ("all-reduce", partial(dist.all_reduce, message), 2 * (world_size - 1) / world_size),
         ("send/recv", pass_on, 1.0),
     ):
         seconds = _seconds(run, max(5, min(MOST_REPEATS, MOST_BYTES // num_bytes)), device)
@@ -134,7 +131,7 @@ def _measure_size(
         }
 
 
-def _seconds(run: Callable[[], None], num_repeats: int, device: torch.device) -> float:
+def _seconds(run: Callable[[], object], num_repeats: int, device: torch.device) -> float:
     """Return the mean seconds of a call on the slowest rank, as nccl-tests does."""
     for _ in range(NUM_WARMUP):
         run()

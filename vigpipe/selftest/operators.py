@@ -20,7 +20,6 @@ from vigpipe.selftest.rows import Budget, Row, attempt
 from vigpipe.selftest.tables import Column, rows_table
 from vigpipe.selftest.worker import call
 
-OPERATORS = ("knn", "aggregate", "norm", "hidden")
 ABOUT_SECONDS, MOST_SECONDS = 8.0, 120.0
 # Largest allowed difference, divided by the largest number; the result of an operator is rounded
 # to its dtype, and sums have another order.
@@ -50,14 +49,6 @@ class Compared:
     forward: float
     backward: float | None  # None if there is no gradient
     bound: float  # the largest that is allowed
-
-
-# ---- cases --------------------------------------------------------------------------------------
-
-
-def cases(name: str) -> Iterator[Case]:
-    """Yield the cases of an operator: usual sizes, odd ones, ties, and lower precision."""
-    yield from {"knn": _knn, "aggregate": _aggregate, "norm": _norm, "hidden": _hidden}[name]()
 
 
 def _random(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> Tensor:
@@ -144,7 +135,8 @@ def _hidden() -> Iterator[Case]:
         yield Case(f"{rows} rows of {inputs}", tensors, ops.hidden)
 
 
-# ---- comparing ----------------------------------------------------------------------------------
+# The cases of every operator: usual sizes, odd ones, ties, and lower precision.
+CASES = {"knn": _knn, "aggregate": _aggregate, "norm": _norm, "hidden": _hidden}
 
 
 def compare(name: str, device_name: Device) -> list[Compared]:
@@ -156,7 +148,7 @@ def compare(name: str, device_name: Device) -> list[Compared]:
         versions["plain"] = "plain torch"
     return [
         _compare(name, case, version, kind == "fused", device)
-        for case in cases(name)
+        for case in CASES[name]()
         for kind, version in versions.items()
     ]
 
@@ -205,12 +197,9 @@ def _off_in_nearness(case: Case, actual: Tensor, expected: Tensor) -> float:
     return float((nearness.gather(2, actual) - nearness.gather(2, expected)).abs().max())
 
 
-# ---- the part -----------------------------------------------------------------------------------
-
-
 def measure(machine: Machine, budget: Budget) -> Iterator[Row]:
     """Compare every operator with plain torch on the CPU, each in a process of its own."""
-    for name in OPERATORS:
+    for name in CASES:
         work = partial(_rows, name, machine.device)
         yield from attempt(name, budget, ABOUT_SECONDS, MOST_SECONDS, work)
 

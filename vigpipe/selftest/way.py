@@ -147,7 +147,7 @@ class Contender:
             return self._prepare()
         finally:
             gc.collect()  # the frames of an error hold tensors
-            _release()
+            torch.cuda.empty_cache()  # for the processes beside this one; nothing without CUDA
 
     def _prepare(self) -> Prepared:
         before = begin_peak(self._device)
@@ -175,7 +175,7 @@ class Contender:
             # The GPU is asked only after the last step, so that it never waits for the host.
             synchronize(self._device)
             seconds = self._timed(self._run_steps)[0] / self._num_steps
-        _release()
+        torch.cuda.empty_cache()
         return seconds
 
     def _run_steps(self) -> None:
@@ -188,11 +188,6 @@ class Contender:
         result = step()
         synchronize(self._device)
         return time.perf_counter() - start, result
-
-
-def _release() -> None:
-    """Give memory that no tensor uses back to the GPU, for the processes beside this one."""
-    torch.cuda.empty_cache()  # does nothing where CUDA has not been used
 
 
 def make_model(model_name: str, formulation: Formulation) -> nn.Module:
