@@ -173,10 +173,7 @@ def _scaled(costs: StageCosts, factor: float) -> StageCosts:
 
 
 class _Network:
-    """Predict messages between num_ranks ranks, from the cluster's latency or bandwidth, if given.
-
-    Otherwise they are predicted from links, which perhaps fewer ranks measured.
-    """
+    """Messages between ranks, by the cluster's network if given, or as `links` measured them."""
 
     def __init__(self, links: Links, cluster: Cluster, num_ranks: int) -> None:
         self._links, self._num_ranks = links, num_ranks

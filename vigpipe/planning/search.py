@@ -27,10 +27,7 @@ _NEAR = 1.3  # largest estimate of a layout that is simulated, relative to the b
 
 
 def search(profile: Profile, request: Request) -> list[Proposal]:
-    """Find the best layouts for a request, the fastest first and equally fast ones by memory.
-
-    InputError is raised if there is none.
-    """
+    """Find the best layouts, the fastest first, then by memory; raises InputError without any."""
     candidates = _candidates(profile, request)
     for candidate in candidates:
         candidate.find_cuts()

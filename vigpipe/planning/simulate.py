@@ -91,10 +91,7 @@ def num_simulated(
 
 
 def stretch(slowdown: Sequence[float] | None, num_computing: int) -> float:
-    """Return how many times longer an action takes while so many ranks of its host compute.
-
-    Slowdown has these factors of 1, 2, ... ranks; None if ranks do not slow each other down.
-    """
+    """Return how many times longer an action takes while so many ranks of its host compute."""
     if slowdown is None or num_computing == 0:
         return 1.0
     if num_computing <= len(slowdown):

@@ -212,20 +212,19 @@ def _count_shares(
     gradient_bytes = 0
     # Where all replicas do the same, the share of the first rank is counted.
     ranks = order if layout.num_shards > 1 else order[:1]
-    for rank in ranks[world.rank :: world.size]:
+    mine = ranks[world.rank :: world.size]
+    # A rank that counts none may rehearse one, so that as many as possible do so at once.
+    for rank in mine or order[world.rank : at_once][:1]:
         rehearsal = Rehearsal(run, rank, device)
         for _ in range(NUM_WARMUP):
             rehearsal.timed()
-        counted.append(rehearsal.count())
-        gradient_bytes = rehearsal.gradient_bytes
+        if mine:
+            counted.append(rehearsal.count())
+            gradient_bytes = rehearsal.gradient_bytes
         if own is None:
             own = rehearsal
         else:
             rehearsal.close()
-    if own is None and world.rank < at_once:
-        own = Rehearsal(run, order[world.rank], device)
-        for _ in range(NUM_WARMUP):
-            own.timed()
     everybody = [each for of_rank in world.gathered(counted) for each in of_rank]
     busiest = max(everybody, key=lambda each: each.sent_bytes)
     way = replace(

@@ -20,17 +20,14 @@ _COMMIT = re.compile(r"([0-9a-f]{10})[0-9a-f]{30,54}(\+?)")  # whole, as Git wri
 
 
 def settled_steps(run: ReportedRun) -> tuple[StepMetrics, ...]:
-    """Return the steps after the warm-up of a timed run, or all but the first of an untimed one.
-
-    Steps with partial batches are left out, unless either would leave none.
-    """
+    """Return the steps after the warm-up, those of partial batches only if there are no others."""
     partial, settled = _partial_batches(run), _after_warmup(run)
     full = [i for i in settled if i not in partial] or settled
     return tuple(run.steps[i] for i in full)
 
 
 def _after_warmup(run: ReportedRun) -> range:
-    """Return the positions of the steps after the warm-up, or of all if none is left."""
+    """Return the positions of all steps after a timed run's warm-up, or the first; else of all."""
     warmup = None if run.timing is None else run.timing.warmup_steps
     return range(1 if warmup is None else warmup, len(run.steps)) or range(len(run.steps))
 

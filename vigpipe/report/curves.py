@@ -102,12 +102,9 @@ def throughput_chart(runs: Sequence[ReportedRun]) -> "Figure":
 
 
 def partial_batches(steps: Sequence[StepMetrics]) -> set[int]:
-    """Find the positions of the steps with partial batches; none if all are such.
-
-    Steps of earlier versions do not tell it; there, smaller last batches count as such.
-    """
+    """Find the positions of the steps with partial batches; none if all are such."""
     partial = {i for i, step in enumerate(steps) if step.partial is not None}
-    if not partial:
+    if not partial:  # earlier versions do not tell it
         return small_batches(steps)
     return partial if len(partial) < len(steps) else set()
 
@@ -127,10 +124,7 @@ def small_batches(steps: Sequence[StepMetrics]) -> set[int]:
 
 
 def _join_small_batches(steps: Sequence[StepMetrics]) -> list[StepMetrics]:
-    """Join every smaller last batch with the step before it: their losses weigh by samples.
-
-    The mean over a few samples would stand out of the curve.
-    """
+    """Join smaller last batches with steps before them; a mean of few samples would stand out."""
     small = small_batches(steps)
     joined: list[StepMetrics] = []
     for i, step in enumerate(steps):

@@ -24,7 +24,7 @@ PARTS_OF_BLOCK = {
 }
 PARTS_OF_LAYER = {"/aggregation": "aggregation", "/update": "update"}  # a graph model's block
 COMPARED = ("step", *COMPUTE, "all-reduce", "optimizer")
-_BLOCK = re.compile(r"block (\d+)(/.*)?")
+_BLOCK = re.compile(r"block (\d+)((?:/.*)?)")
 _BEFORE, _AFTER = -1, 1 << 30  # indices before and after those of all blocks
 
 
@@ -41,7 +41,8 @@ def part_rows(seconds: Seconds) -> Rows:
     pooled: dict[tuple[str, str], list[float]] = {}
     for key in _regions(seconds):
         block = _BLOCK.fullmatch(key[1])
-        name = f"one {_part(block)}" if block and not block[2] else _part(block) or key[1]
+        part = _part(block) if block else ""
+        name = "one block" if block and not block[2] else part or key[1]
         pooled.setdefault((name, key[2]), []).extend(seconds[key])
     order = ["stem", "one block", *list(PARTS_OF_BLOCK.values())[1:], "update", "readout", "loss"]
     names = sorted(pooled, key=lambda key: order.index(key[0]) if key[0] in order else len(order))
@@ -102,10 +103,8 @@ def has_layers(seconds: Seconds) -> bool:
     return any(name.endswith("/update") for _, name, _ in seconds)
 
 
-def _part(block: "re.Match[str] | None") -> str:
-    if block is None:
-        return ""
-    return PARTS_OF_BLOCK.get(block[2] or "", (block[2] or "").strip("/"))
+def _part(block: re.Match[str]) -> str:
+    return PARTS_OF_BLOCK.get(block[2], block[2].strip("/"))
 
 
 def _regions(seconds: Seconds, directions: Iterable[str] = DIRECTIONS) -> list[Key]:
@@ -119,6 +118,6 @@ def _model_order(key: Key) -> tuple[int, int, str, int]:
     ends = {"stem": _BEFORE, "readout": _AFTER, "loss": _AFTER + 1}
     index = int(block[1]) if block else ends.get(key[1], _AFTER + 2)
     parts = list(PARTS_OF_BLOCK)
-    rest = (block[2] or "") if block else ""
+    rest = block[2] if block else ""
     part = parts.index(rest) if rest in parts else len(parts)
     return index, part, key[1], DIRECTIONS.index(key[2])

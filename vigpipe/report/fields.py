@@ -21,11 +21,7 @@ def parse_object(text: str, where: str) -> "Fields":
 
 
 class Fields:
-    """A JSON object whose values are checked when they are read.
-
-    The constructor and every method raise InputError if a value is missing or of another type; the
-    error names the file, `where`.
-    """
+    """A JSON object; an InputError names its file, if a value is missing or of another type."""
 
     def __init__(self, values: object, where: str) -> None:
         self.where = where
