@@ -162,8 +162,23 @@ def timeline_chart(timeline: Timeline) -> "Figure":
         # All boxes that look alike are a single trace, which keeps thousands of them fluent.
         for look, alike in by_look(spans, places).items():
             texts = ["<br>".join(label(span, places)[:most_lines]) for span in alike]
-            boxes = _boxes(alike, look, texts, begin, look not in in_legend)
-            figure.add_trace(boxes, row=row, col=1)
+            figure.add_bar(
+                name=look.name,
+                orientation="h",
+                y=[span.rank for span in alike],
+                base=[1e3 * (span.start - begin) for span in alike],
+                x=[1e3 * span.seconds for span in alike],
+                width=0.88,  # plotly would derive it from the distance of a trace's rows
+                text=texts if any(texts) else None,
+                hovertext=[_hover_text(span, begin) for span in alike],
+                hovertemplate="%{hovertext}<extra></extra>",
+                marker=_marker(look.colour, look.hatch),
+                legendgroup=look.name,
+                showlegend=look not in in_legend,
+                row=row,
+                col=1,
+                **_INSIDE,
+            )
             in_legend.add(look)
     figure.update_layout(barmode="overlay", hovermode="closest", dragmode="zoom")
     for row, panel_ranks in enumerate(ranks, 1):
@@ -185,28 +200,6 @@ def _rows_axis(rows: Sequence[int], names: Sequence[str]) -> dict[str, Any]:
         "fixedrange": True,
         "showgrid": False,
     }
-
-
-def _boxes(
-    spans: Sequence[Span], look: Look, texts: Sequence[str], begin: float, in_legend: bool
-) -> object:
-    from plotly.graph_objects import Bar
-
-    return Bar(
-        name=look.name,
-        orientation="h",
-        y=[span.rank for span in spans],
-        base=[1e3 * (span.start - begin) for span in spans],
-        x=[1e3 * span.seconds for span in spans],
-        width=0.88,  # plotly would derive it from the distance of a trace's rows
-        text=texts if any(texts) else None,
-        hovertext=[_hover_text(span, begin) for span in spans],
-        hovertemplate="%{hovertext}<extra></extra>",
-        marker=_marker(look.colour, look.hatch),
-        legendgroup=look.name,
-        showlegend=in_legend,
-        **_INSIDE,
-    )
 
 
 def _marker(colour: str, hatch: str) -> dict[str, object]:
