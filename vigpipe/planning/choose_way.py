@@ -232,7 +232,6 @@ def _fits(peak_bytes: int, cluster: Cluster) -> bool:
 def _reason(
     best: Outcome, outcomes: Sequence[Outcome], measured: Measured, cluster: Cluster
 ) -> str:
-    """Say which way to take and what holds the others back."""
     same = [outcome for outcome in outcomes if outcome.way.is_same]
     others = [
         f"{outcome.way.name} {_what_limits(outcome, best, cluster)}"

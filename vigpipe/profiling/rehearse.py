@@ -111,7 +111,6 @@ class Rehearsal(Steps):
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of the tensors in which gradients are added up over ranks."""
         parameters = list(self.state.trained.parameters().values())
         width = 2 if self.state.run.config.sync == "double" else 1
         return width * sum(p.numel() * p.element_size() for p in parameters)

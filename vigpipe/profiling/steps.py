@@ -39,5 +39,4 @@ class Steps:
         complete_step(self.state)
 
     def close(self) -> None:
-        """End what reads ahead."""
         self.state.feed.close()

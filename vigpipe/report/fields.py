@@ -37,7 +37,6 @@ class Fields:
         return list(self._values)
 
     def number(self, name: str) -> float:
-        """Return a finite number."""
         value = self._values.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.wrong(name, "a number")
@@ -71,7 +70,6 @@ class Fields:
         return value
 
     def wrong(self, name: str, wanted: str) -> InputError:
-        """Make the error that the value of `name` is not what was wanted."""
         actual = _kind(self._values.get(name))
         return InputError(f"{self.where}: {name} must be {wanted}, is {actual}")
 

@@ -144,7 +144,6 @@ def _courses(runs: Sequence[ReportedRun]) -> Iterator[str]:
 
 
 def _units(runs: Sequence[ReportedRun]) -> list[str]:
-    """List what runs count, each once: images, nodes."""
     return list(dict.fromkeys(run.unit for run in runs))
 
 

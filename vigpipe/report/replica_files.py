@@ -42,7 +42,6 @@ class ReportedReplicas:
 
     @property
     def has_server(self) -> bool:
-        """Whether a server applied the gradients of the replicas."""
         return bool(self.server) or any(d.replica == self.num_replicas for d in self.doings)
 
 

@@ -34,7 +34,6 @@ class Machine:
 
     @property
     def hardware(self) -> str:
-        """What the measurements ran on, in words."""
         names = [gpu.name for gpu in self.gpus]
         kinds = [f"{names.count(name)} × {name}" for name in dict.fromkeys(names)]
         return "; ".join([*kinds, self.processor])

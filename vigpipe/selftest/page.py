@@ -38,7 +38,6 @@ class Result:
 
     @property
     def failures(self) -> list[tuple[str, Row]]:
-        """The rows that failed, with the names of their parts."""
         return [(r.part.name, row) for r in self.parts for row in r.rows if row.outcome == "failed"]
 
 

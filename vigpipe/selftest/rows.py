@@ -39,7 +39,6 @@ class Budget:
         return max(0.0, self._end - self._clock())
 
     def part(self, fraction: float) -> "Budget":
-        """Return this fraction of what is left."""
         return Budget(fraction * self.left, self._clock)
 
 

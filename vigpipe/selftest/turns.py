@@ -26,7 +26,6 @@ class Entry:
     note: str = ""  # why it has been given up
 
     def give_up(self, outcome: GivenUp, why: str) -> None:
-        """End its process, and keep why."""
         self.outcome, self.note = outcome, one_line(why)
         self.end()
 

@@ -138,7 +138,6 @@ class Contender:
         self._num_steps = 1
 
     def make_step(self) -> Callable[[], object]:
-        """Make the step that is timed."""
         return self._make()
 
     def prepare(self) -> Prepared:

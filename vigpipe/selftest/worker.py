@@ -52,7 +52,6 @@ class Worker:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it can be asked no more."""
         return self._connection.closed
 
     def ask(self, method: str, *arguments: object, seconds: float) -> Any:  # noqa: ANN401
