@@ -41,11 +41,8 @@ def step_interval(profile: Profile, request: Request, proposal: Proposal) -> Int
     z = NormalDist().inv_cdf((1 + SHARE) / 2)
     of_rounds = _student(z, num_rounds - 1) * stdev(logs) * (1 + 1 / num_rounds) ** 0.5
     half = hypot(of_rounds, z * _MODEL_ERROR)
-    middle = fmean(logs)
-    return (
-        min(exp(middle - half), proposal.step_seconds),
-        max(exp(middle + half), proposal.step_seconds),
-    )
+    middle, predicted = fmean(logs), proposal.step_seconds
+    return min(exp(middle - half), predicted), max(exp(middle + half), predicted)
 
 
 def interval_text(interval: Interval | None) -> str:

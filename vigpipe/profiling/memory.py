@@ -18,8 +18,7 @@ def activation_bytes(trial: Trial) -> dict[str, int]:
     """Count the bytes that each piece keeps from the forward of a micro-batch to its backward.
 
     These are the storages that autograd saves, each counted once and parameters left out. Where
-    blocks are recomputed, a block keeps its input alone. Pieces are named `stem`, `block 3` and
-    `readout`, which includes the loss.
+    blocks are recomputed, a block keeps its input alone. The readout includes the loss.
     """
     rank_state, batch = trial
     kept: dict[str, int] = {}

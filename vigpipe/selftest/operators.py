@@ -38,11 +38,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Compared:
-    """The largest differences of a call on the device from plain torch on the CPU.
-
-    Those of a graph whose arithmetic is exact are the number of other indices; of another graph,
-    differences in nearness between neighbours in the same position.
-    """
+    """The largest differences of a call from plain torch on the CPU, as `section` defines them."""
 
     case: str  # the sizes of the inputs, in words
     version: str  # the version of the operator that served, as `ops.versions` names it
