@@ -3,15 +3,15 @@
 from tests.selftest.made_up import CHECKED, CPU, machine
 from vigpipe.cli import make_app
 from vigpipe.selftest import checks
-from vigpipe.selftest.checks import Layout, layouts
+from vigpipe.selftest.checks import layouts
 from vigpipe.selftest.command import Finished
 from vigpipe.selftest.rows import Budget
 
 
 def test_layouts_are_all_ways_to_arrange_the_ranks():
-    assert layouts(8, 8) == [Layout(8, 1), Layout(4, 2), Layout(2, 4), Layout(1, 8)]
-    assert layouts(8, 4) == [Layout(4, 2), Layout(2, 4), Layout(1, 8)]
-    assert layouts(6, 8) == [Layout(6, 1), Layout(3, 2), Layout(2, 3), Layout(1, 6)]
+    assert layouts(8, 8) == [(8, 1), (4, 2), (2, 4), (1, 8)]
+    assert layouts(8, 4) == [(4, 2), (2, 4), (1, 8)]
+    assert layouts(6, 8) == [(6, 1), (3, 2), (2, 3), (1, 6)]
 
 
 def worlds(machine):

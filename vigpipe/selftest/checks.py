@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from vigpipe.errors import DIFFERS, DONE
@@ -19,28 +18,14 @@ _LINE = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Layout:
-    """A layout to check: S stages, D replicas, and further options of `vigpipe check`."""
-
-    stages: int
-    replicas: int
-    options: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        if self.options:
-            return " ".join(["one rank", *self.options])
-        return f"{_count(self.stages, 'stage')} × {_count(self.replicas, 'replica')}"
-
-
 def _count(number: int, word: str) -> str:
     return f"{number} {word}{'s' * (number != 1)}"
 
 
-def layouts(num_ranks: int, num_blocks: int) -> list[Layout]:
-    """Return every layout of so many ranks whose stages have at least one block each."""
+def layouts(num_ranks: int, num_blocks: int) -> list[tuple[int, int]]:
+    """Return stages and replicas of so many ranks, where stages have at least one block each."""
     sizes = [s for s in range(1, min(num_ranks, num_blocks) + 1) if num_ranks % s == 0]
-    return [Layout(s, num_ranks // s) for s in reversed(sizes)]
+    return [(s, num_ranks // s) for s in reversed(sizes)]
 
 
 def commands(machine: Machine) -> list[tuple[str, list[str]]]:
@@ -55,19 +40,17 @@ def commands(machine: Machine) -> list[tuple[str, list[str]]]:
         pyramid = ["--model", "pvig_cifar_ti", "--data", "fake", "--image-size", "32"]
     single = ["--batch-size", batch]
     double = ["--compare-steps", "2", "--batch-size", batch, "--dtype", "float64"]
-    parts = ("--virtual-stages", "2", "--schedule", "loopedbfs", "--microbatches", "4")
-    alone = [
-        Layout(1, 1, ("--microbatches", "4")),
-        Layout(1, 1, parts),
-        Layout(1, 1, (*parts, "--recompute", "always")),
-    ]
-    found = [(f"{layout}, float32", [*small, *layout.options, *single]) for layout in alone]
-    found += [(f"{alone[1]}, float64", [*small, *parts, *double])]
+    parts = ["--virtual-stages", "2", "--schedule", "loopedbfs", "--microbatches", "4"]
+    of_parts = f"one rank {' '.join(parts)}"
+    alone = (["--microbatches", "4"], parts, [*parts, "--recompute", "always"])
+    found = [(f"one rank {' '.join(words)}, float32", [*small, *words, *single]) for words in alone]
+    found += [(f"{of_parts}, float64", [*small, *parts, *double])]
     if pyramid:
-        found += [(f"{alone[1]}, pyramid, float32", [*pyramid, *parts, *single])]
-    for layout in (layout for n in worlds for layout in layouts(n, num_blocks)):
-        words = ["--stages", str(layout.stages), "--dp", str(layout.replicas)]
-        found += [(f"{layout}, float64", [*small, *words, "--microbatches", "2", *double])]
+        found += [(f"{of_parts}, pyramid, float32", [*pyramid, *parts, *single])]
+    for stages, replicas in (pair for n in worlds for pair in layouts(n, num_blocks)):
+        what = f"{_count(stages, 'stage')} × {_count(replicas, 'replica')}, float64"
+        words = ["--stages", str(stages), "--dp", str(replicas), "--microbatches", "2"]
+        found += [(what, [*small, *words, *double])]
     return [(what, [*words, "--device", machine.device]) for what, words in found]
 
 
