@@ -13,7 +13,7 @@ from vigpipe.data.batches import epoch_order
 from vigpipe.data.job import ImageJob
 from vigpipe.model.keyed_dropout import sample_keys
 from vigpipe.model.norm import BatchNorm
-from vigpipe.model.study import StudyFFN, StudyGrapher
+from vigpipe.model.study import StudyHalf
 from vigpipe.run.facts import Run
 
 
@@ -90,7 +90,7 @@ def oracle(run: Run, num_steps: int) -> Kinds:
         return keep
 
     for name, stage_module in model.named_modules():
-        if isinstance(stage_module, StudyGrapher | StudyFFN):
+        if isinstance(stage_module, StudyHalf):
             stage_module.register_forward_pre_hook(
                 keep_linear_of(f"{name}.fc1.1", stage_module.fc1[0])
             )

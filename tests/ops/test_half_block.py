@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from vigpipe import ops
 from vigpipe.model.keyed_dropout import Draws
 from vigpipe.model.norm import BatchNorm, PooledStatistics
-from vigpipe.model.study import StudyFFN, StudyGrapher
+from vigpipe.model.study import StudyHalf
 from vigpipe.ops import half_block
 from vigpipe.parallel.gradients import DoubleGradients
 
@@ -36,8 +36,8 @@ def runs(monkeypatch) -> list[bool]:
 def make(which, drop_path=0.0, dtype=torch.float32, rescale=1.0):
     torch.manual_seed(0)
     if which == FFN:
-        return StudyFFN(3, 48, "batch", drop_path, 0, rescale).to(dtype)
-    return StudyGrapher(3, 32, "batch", drop_path, 0, rescale, ("grid", GRID)).to(dtype)
+        return StudyHalf(3, 48, "batch", drop_path, 0, rescale).to(dtype)
+    return StudyHalf(3, 32, "batch", drop_path, 0, rescale, ("grid", GRID)).to(dtype)
 
 
 def drawn(num, dtype=torch.float32):

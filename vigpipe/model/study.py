@@ -76,12 +76,24 @@ class GraphConv(nn.Module):
 class StudyHalf(nn.Module):
     """Half of a block: widen, convolve over the graph or not, GELU, narrow, residual: (B, N, C).
 
-    The fused version never holds the whole hidden layer in memory. `rescale` multiplies the last
-    product before its bias is added.
+    `rescale` multiplies the last product before its bias is added. The fused version never holds
+    the whole hidden layer in memory. Where the half has a GraphConv, that follows Linear and BatchNorm
+    without a non-linearity, so together they are an affine map of 7 features of a node: the sum of
+    its neighbours, the node itself, and its number of neighbours,
+
+        GraphConv(BN(W x + b)) = [sum x_j, x_i, degree] M + m.
+
+    So the fused version sums the neighbours before widening.
     """
 
     fused = True
-    roles: ClassVar[Roles]
+    roles: ClassVar[Roles] = {
+        **within("fc1.", _LINEAR_AND_NORM, {"in": "trunk", "out": "x"}),
+        "graph_conv.lin_rel.weight": ("out", "x"),
+        "graph_conv.lin_rel.bias": ("out",),
+        "graph_conv.lin_root.weight": ("out", "x"),
+        **within("fc2.", _LINEAR_AND_NORM, {"in": "out", "out": "trunk"}),
+    }
 
     def __init__(
         self,
@@ -155,40 +167,10 @@ class StudyHalf(nn.Module):
         return apply_norm(norm, product + linear.bias, x, sample_scale)
 
 
-class StudyGrapher(StudyHalf):
-    """The half of a block that convolves over the graph.
-
-    Linear, BatchNorm and GraphConv follow one another without a non-linearity, so together they are
-    an affine map of 7 features of a node: the sum of its neighbours, the node itself, and its
-    number of neighbours,
-
-        GraphConv(BN(W x + b)) = [sum x_j, x_i, degree] M + m.
-
-    So the fused version sums the neighbours before widening.
-    """
-
-    roles: ClassVar[Roles] = {
-        **within("fc1.", _LINEAR_AND_NORM, {"in": "trunk", "out": "x"}),
-        "graph_conv.lin_rel.weight": ("out", "x"),
-        "graph_conv.lin_rel.bias": ("out",),
-        "graph_conv.lin_root.weight": ("out", "x"),
-        **within("fc2.", _LINEAR_AND_NORM, {"in": "out", "out": "trunk"}),
-    }
-
-
-class StudyFFN(StudyHalf):
-    """The half of a block that transforms every node separately."""
-
-    roles: ClassVar[Roles] = {
-        **within("fc1.", _LINEAR_AND_NORM, {"in": "trunk", "out": "hidden"}),
-        **within("fc2.", _LINEAR_AND_NORM, {"in": "hidden", "out": "trunk"}),
-    }
-
-
 class StudyBlock(nn.Module):
     """A Grapher, then an FFN: 138,258 parameters at the study's widths."""
 
-    def __init__(self, grapher: StudyGrapher, ffn: StudyFFN) -> None:
+    def __init__(self, grapher: StudyHalf, ffn: StudyHalf) -> None:
         super().__init__()
         self.grapher, self.ffn = grapher, ffn
 
@@ -228,8 +210,8 @@ class VigStudy(StagedModel):
         for i in range(NUM_BLOCKS):
             rate = drop_path_rate * i / (NUM_BLOCKS - 1)
             self.blocks[str(i)] = StudyBlock(
-                StudyGrapher(in_chans, conv, norm, rate, 2 * i, rescale, (graph, img_size)),
-                StudyFFN(in_chans, hidden, norm, rate, 2 * i + 1, rescale),
+                StudyHalf(in_chans, conv, norm, rate, 2 * i, rescale, (graph, img_size)),
+                StudyHalf(in_chans, hidden, norm, rate, 2 * i + 1, rescale),
             )
         self.fc1 = nn.Linear(in_chans, 1024)
         self.fc2 = nn.Linear(1024, num_classes)
@@ -239,11 +221,7 @@ class VigStudy(StagedModel):
         return self.img_size[0] * self.img_size[1], self.in_chans
 
     def slicing(self, partition_input: bool = False, divided: Divided = "inner") -> Slicing:
-        """Make the table of `StagedModel.slicing`.
-
-        Every Grapher has two groups, `x` and `out`, what its graph convolution takes and gives; and
-        every FFN one, `hidden`. The trunk has the channels of the images, and stays whole.
-        """
+        """Make the table: a Grapher has groups `x` and `out`, an FFN `hidden`; the trunk is whole."""
         if partition_input or divided != "inner":
             raise ValueError("vig_study's trunk has the channels of the images; it stays whole")
         sides: dict[str, Sides] = {}
@@ -251,7 +229,8 @@ class VigStudy(StagedModel):
             for half in ("grapher", "ffn"):
                 module, prefix = block.get_submodule(half), f"blocks.{index}.{half}."
                 assert isinstance(module, StudyHalf)
-                groups = {name: Side(prefix + name) for name in ("x", "out", "hidden")}
+                names = ("x", "out") if half == "grapher" else ("hidden", "hidden")
+                groups = {"x": Side(prefix + names[0]), "out": Side(prefix + names[1])}
                 sides |= bound(module, prefix, module.roles, {"trunk": None, **groups})
         if self.has_readout:
             for name in ("fc1", "fc2"):
