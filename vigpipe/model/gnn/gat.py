@@ -1,7 +1,4 @@
-"""Graph attention, Veličković et al. 2018 (arXiv:1710.10903) and Brody et al. 2022.
-
-Brody, Alon, Yahav 2022, "How Attentive are Graph Attention Networks?", is arXiv:2105.14491.
-"""
+"""Graph attention: Veličković et al. (arXiv:1710.10903) and Brody et al. (arXiv:2105.14491)."""
 
 from typing import ClassVar
 
@@ -30,23 +27,27 @@ class AttentionLayer(GraphLayer):
         self.attention_dropout = ChannelDropout(setting.dropout, stream=2 * setting.index + 1)
         self.bias = nn.Parameter(torch.zeros(out_channels))
 
-    def attend(self, shares: Tensor, values: Tensor, edges: Edges, keys: Tensor | None) -> Tensor:
-        """Sum values, (n, H * c), with the edges' shares, (e, H), to which dropout is applied."""
+    def aggregate(
+        self, messages: Tensor, own: AnyFeatures, edges: Edges, keys: Tensor | None
+    ) -> Tensor:
+        edges = edges.with_loops()
+        shares = self.shares(messages, own, edges)
         if self.attention_dropout.is_on:
             assert keys is not None
             edge_keys = edges.pair_keys(keys.to(shares.device))
             shares = self.attention_dropout.masked(shares, edge_keys)
-        return edges.attention_sum(shares, values)
+        return edges.attention_sum(shares, messages)
+
+    def shares(self, messages: Tensor, own: AnyFeatures, edges: Edges) -> Tensor:
+        """Return the softmax of the scores of the edges that end in a node, (e, H)."""
+        raise NotImplementedError
 
     def update(self, total: Tensor, own: AnyFeatures) -> Tensor:
         return total + self.bias
 
 
 class GatLayer(AttentionLayer):
-    """Score an edge from j to i by leaky_relu(a_src W x_j + a_dst W x_i), equation 3.
-
-    As torch-geometric's GATConv.
-    """
+    """Score j to i by leaky_relu(a_src W x_j + a_dst W x_i), equation 3; PyG's GATConv."""
 
     roles: ClassVar[Roles] = {
         "lin.weight": ("out", "in"),
@@ -55,9 +56,7 @@ class GatLayer(AttentionLayer):
         "bias": ("out",),
     }
 
-    def __init__(
-        self, in_channels: int, out_channels: int, setting: Setting, heads: int = 1
-    ) -> None:
+    def __init__(self, in_channels: int, out_channels: int, setting: Setting, heads: int) -> None:
         super().__init__(out_channels, setting)
         self.lin = glorot_linear(in_channels, out_channels, bias=False)
         self.att_src = nn.Parameter(glorot(torch.empty(1, heads, out_channels // heads)))
@@ -66,15 +65,11 @@ class GatLayer(AttentionLayer):
     def messages(self, x: AnyFeatures) -> Tensor:
         return linear(x, self.lin.weight, fused=self.fused)
 
-    def aggregate(
-        self, messages: Tensor, own: AnyFeatures, edges: Edges, keys: Tensor | None
-    ) -> Tensor:
-        edges = edges.with_loops()
+    def shares(self, messages: Tensor, own: AnyFeatures, edges: Edges) -> Tensor:
         weights = [columns_of_heads(att[0]) for att in (self.att_src, self.att_dst)]
         ends = messages @ torch.cat(weights, 1)
         of_sources, of_targets = ends.chunk(2, dim=1)  # (n, H) each
-        shares = edges.pair_softmax(of_sources, edges.own(of_targets), SLOPE)
-        return self.attend(shares, messages, edges, keys)
+        return edges.pair_softmax(of_sources, edges.own(of_targets), SLOPE)
 
 
 def columns_of_heads(weights: Tensor) -> Tensor:
@@ -83,10 +78,7 @@ def columns_of_heads(weights: Tensor) -> Tensor:
 
 
 class Gatv2Layer(AttentionLayer):
-    """Score an edge from j to i by a leaky_relu(W_l x_j + W_r x_i), equation 7 of Brody et al.
-
-    As torch-geometric's GATv2Conv.
-    """
+    """Score j to i by a leaky_relu(W_l x_j + W_r x_i), equation 7 of Brody; PyG's GATv2Conv."""
 
     roles: ClassVar[Roles] = {
         "lin_l.weight": ("out", "in"),
@@ -97,9 +89,7 @@ class Gatv2Layer(AttentionLayer):
         "bias": ("out",),
     }
 
-    def __init__(
-        self, in_channels: int, out_channels: int, setting: Setting, heads: int = 1
-    ) -> None:
+    def __init__(self, in_channels: int, out_channels: int, setting: Setting, heads: int) -> None:
         super().__init__(out_channels, setting)
         self.lin_l = glorot_linear(in_channels, out_channels, bias=True)
         self.lin_r = glorot_linear(in_channels, out_channels, bias=True)
@@ -108,10 +98,6 @@ class Gatv2Layer(AttentionLayer):
     def messages(self, x: AnyFeatures) -> Tensor:
         return linear(x, self.lin_l.weight, self.lin_l.bias, fused=self.fused)
 
-    def aggregate(
-        self, messages: Tensor, own: AnyFeatures, edges: Edges, keys: Tensor | None
-    ) -> Tensor:
-        edges = edges.with_loops()
+    def shares(self, messages: Tensor, own: AnyFeatures, edges: Edges) -> Tensor:
         right = linear(own, self.lin_r.weight, self.lin_r.bias, fused=self.fused)
-        shares = edges.edge_softmax(edges.pair_scores(messages, right, self.att[0], SLOPE))
-        return self.attend(shares, messages, edges, keys)
+        return edges.edge_softmax(edges.pair_scores(messages, right, self.att[0], SLOPE))
