@@ -9,16 +9,8 @@ so that a layer is written only once.
 from torch import Tensor, nn
 
 from vigpipe.model.keyed_dropout import pair_keys
+from vigpipe.ops import sparse
 from vigpipe.ops.adjacency import Adjacency, Weighting
-from vigpipe.ops.sparse import (
-    attention_sum,
-    constant_sum,
-    edge_softmax,
-    maximum,
-    own_and_mean,
-    pair_scores,
-    pair_softmax,
-)
 from vigpipe.ops.sparse_rows import SparseRows, linear
 
 Features = Tensor | SparseRows  # (n, C); the graph's own may be sparse
@@ -62,7 +54,7 @@ class Edges:
 
     def sums(self, x: Tensor, weighting: Weighting, added: Tensor | None = None) -> Tensor:
         """Sum what the edges bring, (n, C) -> (m, C); see `ops.sparse.constant_sum`."""
-        return constant_sum(self.adjacency, x, weighting, added, fused=self.fused)
+        return sparse.constant_sum(self.adjacency, x, weighting, added, fused=self.fused)
 
     def sums_then_product(
         self,
@@ -103,27 +95,27 @@ class Edges:
         return y if beside is None else linear(*beside, y, fused=self.fused)
 
     def own_and_mean(self, both: Tensor) -> Tensor:
-        return own_and_mean(self.adjacency, both, fused=self.fused)
+        return sparse.own_and_mean(self.adjacency, both, fused=self.fused)
 
     def maximum(self, x: Tensor) -> Tensor:
-        return maximum(self.adjacency, x, fused=self.fused)
+        return sparse.maximum(self.adjacency, x, fused=self.fused)
 
     def pair_keys(self, keys: Tensor) -> Tensor:
         """Make a key of each edge from those of its ends: (n,) int64 -> (e,) int64."""
         return pair_keys(keys[self.adjacency.targets], keys[self.adjacency.indices])
 
     def pair_softmax(self, of_sources: Tensor, of_targets: Tensor, slope: float) -> Tensor:
-        return pair_softmax(self.adjacency, of_sources, of_targets, slope, fused=self.fused)
+        return sparse.pair_softmax(self.adjacency, of_sources, of_targets, slope, fused=self.fused)
 
     def pair_scores(self, left: Tensor, right: Tensor, weights: Tensor, slope: float) -> Tensor:
-        return pair_scores(self.adjacency, left, right, weights, slope, fused=self.fused)
+        return sparse.pair_scores(self.adjacency, left, right, weights, slope, fused=self.fused)
 
     def edge_softmax(self, scores: Tensor) -> Tensor:
-        return edge_softmax(self.adjacency, scores, fused=self.fused)
+        return sparse.edge_softmax(self.adjacency, scores, fused=self.fused)
 
     def attention_sum(self, shares: Tensor, x: Tensor) -> Tensor:
         by_heads = x.unflatten(1, (shares.shape[1], -1))  # the channels of heads are side by side
-        return attention_sum(self.adjacency, shares, by_heads, fused=self.fused).flatten(1)
+        return sparse.attention_sum(self.adjacency, shares, by_heads, fused=self.fused).flatten(1)
 
     def normalised(self, norm: nn.Module, x: Tensor) -> Tensor:
         """Normalise the rows that a layer has made, (m, C), with the statistics of all nodes."""
