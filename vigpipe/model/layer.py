@@ -5,14 +5,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from vigpipe.config.choices import Norm
-from vigpipe.model.norm import (
-    NORM_ROLES,
-    BatchNorm,
-    apply_norm,
-    fold_in_place,
-    fold_norm,
-    make_norm,
-)
+from vigpipe.model.norm import NORM_ROLES, BatchNorm, fold_in_place, fold_norm, make_norm
 from vigpipe.model.pointwise import Pointwise
 from vigpipe.model.slicing import CONV_ROLES, Roles, within
 from vigpipe.model.tokens import Tokens
@@ -55,11 +48,10 @@ class Layer(nn.Sequential):
         """
         pointwise, norm = self
         assert isinstance(pointwise, Pointwise)
-        if self.tokens is not None and not (isinstance(norm, BatchNorm) and not self.training):
-            y = self.tokens.normalised(norm, pointwise(x))
+        if not isinstance(norm, BatchNorm) or (self.tokens is not None and self.training):
+            y = pointwise(x)
+            y = norm(y) if self.tokens is None else self.tokens.normalised(norm, y)
             return finished(y, residual, sample_scale, self.gelu)
-        if not isinstance(norm, BatchNorm):
-            return apply_norm(norm, pointwise(x), residual, sample_scale, self.gelu)
         if self.training:  # subtracting the mean cancels the bias, so it is never added
             y = pointwise.apply_weight(x, pointwise.matrix, None)
             return norm(y, residual, sample_scale, self.gelu, pointwise.bias)
