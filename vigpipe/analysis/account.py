@@ -15,17 +15,13 @@ PARTS = ("compute", *(kind for kind in KINDS if kind not in COMPUTE), "unaccount
 
 @dataclass(frozen=True)
 class Account:
-    """Where the time of one rank's training steps goes: means over timed steps, in seconds.
-
-    The steps are those with full batches, or all of them if none has one. The whole step, which is
-    measured apart from its spans, is the sum of `seconds`, by PARTS.
-    """
+    """Means over one rank's timed steps: those with full batches, or all of them without any."""
 
     rank: int
     replica: int
     stages: tuple[int, ...]
-    step_seconds: float
-    seconds: Mapping[str, float]
+    step_seconds: float  # measured apart from its spans; the sum of `seconds`
+    seconds: Mapping[str, float]  # by PARTS
 
     @property
     def waiting(self) -> float:

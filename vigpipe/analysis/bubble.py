@@ -27,11 +27,7 @@ class Bubble:
 def explain_bubble(
     accounts: Sequence[Account], steps: Mapping[int, Sequence[RecordedStep]], layout: Layout
 ) -> Bubble | None:
-    """Explain the bubble by comparing simulations of the measured steps.
-
-    Every reason is the difference of two simulated schedules, from one with equal stages to one
-    with the measured times of every micro-batch. None with one stage or without a recorded step.
-    """
+    """Explain the bubble by simulating the measured steps; None with one stage or without steps."""
     if layout.pipeline_size == 1 or not accounts or not all(steps.get(a.rank) for a in accounts):
         return None
     step = fmean(account.step_seconds for account in accounts)
@@ -49,10 +45,7 @@ def explain_bubble(
 
 
 def ideal_bubble(layout: Layout) -> float:
-    """Compute the bubble of equal stages: (S - 1) / (V M + S - 1).
-
-    Narayanan et al. 2021 (arXiv:2104.04473), section 2.2; V = 1 for GPipe and 1F1B.
-    """
+    """Compute the bubble of equal stages, arXiv:2104.04473, section 2.2; V = 1 for GPipe, 1F1B."""
     size, num_microbatches = layout.pipeline_size, layout.num_microbatches
     return (size - 1) / (layout.virtual_stages * num_microbatches + size - 1)
 

@@ -102,10 +102,9 @@ def make_recorder(run: Run, rank: int, device: torch.device) -> Recorder | None:
 
 
 def gather_timing(rank_state: RankState, first_clocks: Sequence[ClockReading]) -> Timing | None:
-    """Gather what all ranks have recorded, on the rank that writes files; None on the others.
+    """Gather what all ranks, which all call this, have recorded; None where no files are written.
 
-    All ranks call this together. The first clocks are what `read_clocks` returned before the first
-    recorded step; the clocks are read a second time here.
+    The first clocks are those that `read_clocks` returned before the first recorded step.
     """
     recorder = rank_state.recorder
     assert recorder is not None
@@ -159,10 +158,7 @@ def _gathered(own: Any, rank_state: RankState) -> list[Any] | None:  # noqa: ANN
 
 
 def write_timing(timing: Timing, run: Run, folder: Path, device: torch.device) -> None:
-    """Write timing.csv, timing.md, timeline.json and, with --trace, the trace and the pictures.
-
-    timing.md names the hardware of the device, which is that of this rank.
-    """
+    """Write timing.csv, timing.md, timeline.json and, with --trace, the trace and the pictures."""
     write_rows(timing.rows, folder / "timing.csv")
     (folder / "timing.md").write_text(
         f"# Timing of {run.config.model}, {run.layout}\n\n{describe(timing, 'github')}\n\n"
@@ -253,7 +249,7 @@ def where_the_rest_is(folder: Path, with_pictures: bool) -> str:
     return f"{text}{pictures if with_pictures else ''}; vigpipe report {folder} makes a page."
 
 
-def account_table(accounts: Sequence[Account], fmt: str = "simple") -> str:
+def account_table(accounts: Sequence[Account], fmt: str) -> str:
     """Make a table: mean milliseconds by what a rank does, and the share not accounted for."""
     lines = [
         (

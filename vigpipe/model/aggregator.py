@@ -68,11 +68,7 @@ class _OneLayerConv(Aggregator):
 
 
 class MaxRelativeConv(_OneLayerConv):
-    """Max-relative graph convolution, arXiv:1904.03751, as ViG uses it.
-
-    The features and their maxima are interleaved, [x0, m0, x1, m1, ...], as published weights
-    expect.
-    """
+    """Max-relative convolution, arXiv:1904.03751, interleaved as published: [x0, m0, x1, ...]."""
 
     fused = True
     mode: ClassVar[str] = "max"
@@ -85,22 +81,16 @@ class MaxRelativeConv(_OneLayerConv):
 
 
 class MaxMeanConv(MaxRelativeConv):
-    """Max-relative and mean-relative aggregation together, after PVG (arXiv:2308.00574).
-
-    Features, maxima and means are interleaved as in MaxRelativeConv: [x0, m0, a0, x1, ...].
-    """
+    """Maxima and means together, after PVG (arXiv:2308.00574): [x0, m0, a0, x1, ...]."""
 
     mode: ClassVar[str] = "max_mean"
     channels = _channels(4, run=3)
 
 
 class EdgeConv(_OneLayerConv):
-    """max_j nn([x_i, y_j - x_i]): Wang et al. 2019, EdgeConv, arXiv:1801.07829.
+    """max_j nn([x_i, y_j - x_i]): Wang et al. 2019, EdgeConv, arXiv:1801.07829."""
 
-    Two of the four groups take x_i, a half each, and two the difference.
-    """
-
-    channels = _channels(2)
+    channels = _channels(2)  # two of the four groups take x_i, a half each, two the difference
 
     def forward(
         self, x: Tensor, graph: Tensor, y: Tensor | None, shared: SharedNodes | None = None

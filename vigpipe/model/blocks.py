@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil, log2, prod
+from math import log2, prod
 from typing import cast
 
 import torch
@@ -22,10 +22,7 @@ class FewNodesWarning(UserWarning):
 
 @dataclass(frozen=True)
 class VigShape:
-    """The sizes that distinguish the variants of ViG.
-
-    What there is one of for each stage of the pyramid is a single number in an isotropic variant.
-    """
+    """The sizes that distinguish the variants of ViG; an isotropic one has a single stage."""
 
     blocks: tuple[int, ...]  # of each stage
     channels: tuple[int, ...]  # C of each stage
@@ -98,19 +95,17 @@ def stem_strides(num_convs: int, stride: int) -> tuple[int, ...]:
 
 def reduced(size: Grid, strides: Sequence[int]) -> Grid:
     """Return height and width after padded 3x3 convolutions with the given strides."""
-    height, width = size
     for stride in strides:
-        height, width = ceil(height / stride), ceil(width / stride)
-    return height, width
+        size = pooled_grid(size, stride)
+    return size
 
 
 def make_block_specs(
     shape: VigShape, graph: str, aggregator: str, stochastic: float, grid: Grid
 ) -> list[BlockSpec]:
-    """Specify the modules of `backbone`, in order: each block and each downsampling.
+    """Specify the blocks and downsamplings of `backbone`, in order, for the grid after the stem.
 
-    The grid is that after the stem. Graph policies and aggregators are comma-separated lists that
-    are repeated over the blocks; an unknown name raises InputError.
+    The comma-separated policies and aggregators are repeated; an unknown name is an InputError.
     """
     policies = parse_names(graph, POLICIES, "--graph")
     aggregators = parse_names(aggregator, AGGREGATORS, "--aggregator")

@@ -12,10 +12,7 @@ from vigpipe.model.slicing import Roles, Side, Sides, bound, within
 
 
 class FFN(nn.Module):
-    """Pointwise, GELU, pointwise, residual: Han et al. 2022 (arXiv:2206.00272), equation 5.
-
-    The arguments are those of `Grapher`, but `hidden` is 4C except in a sub-network.
-    """
+    """Pointwise to `hidden` channels, GELU, pointwise, residual: arXiv:2206.00272, equation 5."""
 
     roles: ClassVar[Roles] = {
         **within("fc1.", Layer.roles, {"in": "trunk", "out": "hidden"}),

@@ -15,10 +15,7 @@ ANOMALY_ADVICE = (
 
 
 def check_neighbours(k: int, dilation: int, num_nodes: int, loop: bool = True) -> None:
-    """Raise InputError if there are fewer candidates than k * dilation, or none are asked for.
-
-    With `loop`, a node may be its own neighbour, so that all nodes are candidates.
-    """
+    """Raise InputError unless there are k * dilation candidates; with `loop` a node is its own."""
     candidates = num_nodes if loop else num_nodes - 1
     if k < 1 or dilation < 1 or k * dilation > candidates:
         raise InputError(

@@ -88,18 +88,14 @@ class DynamicGraphConv(nn.Module):
     def _graph(
         self,
         x: Tensor,
-        others: Tensor | None,
+        others: Tensor | None,  # pooled candidates, (B, M, C), where a rank has all nodes
         shared: SharedNodes | None,
         tokens: Tokens | None,
         grid: Grid,
         draws: Draws | None,
         bias: Tensor | None,
     ) -> Tensor:
-        """Make the graph of this block's rule, (B, N, K) int64, for all nodes on every rank.
-
-        `others` are the candidates, (B, M, C), if neighbours are pooled and no rank has only some
-        of the nodes.
-        """
+        """Make the graph of this block's rule, (B, N, K) int64, for all nodes on every rank."""
         rule = self.rule
         if rule.policy in ("grid", "pattern"):
             make = grid_graph if rule.policy == "grid" else pattern_graph

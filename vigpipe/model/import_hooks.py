@@ -10,10 +10,7 @@ from typing import Any
 
 
 def register() -> None:
-    """Put our models into timm's registry and our operators' FLOPs into torch's counter.
-
-    Each happens now if the other package is already imported, otherwise right after its import.
-    """
+    """Register models with timm, and FLOPs with torch's counter, once these are imported."""
     _import_after("timm.models", "vigpipe.model.registry")
     _import_after("torch.utils.flop_counter", "vigpipe.ops.flops")
 

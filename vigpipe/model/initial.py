@@ -102,8 +102,7 @@ def _pieces(entry_runs: list[tuple[int, int]]) -> Iterator[tuple[int, list[tuple
 def drawn(make: Callable[[], nn.Module]) -> dict[str, Draw | None]:
     """Find out how the tensors of the model that `make` makes are filled last, without memory.
 
-    By name in the state dict; None for one that was computed, such as positional tables and
-    BatchNorm's counts, or filled in parts.
+    By name in the state dict; None for one that was computed, or filled in parts.
     """
     with torch.device("meta"), _Watch() as watch:
         model = make()

@@ -23,10 +23,9 @@ PADDING = -1  # the key of a padding row, which holds no sample
 
 
 def sample_keys(seed: int, step: int, positions: Tensor) -> Tensor:
-    """Compute one key per sample from the run's seed, the optimizer step and the sample's position.
+    """Hash the run's seed, the step and each sample's position in the global batch to a key.
 
-    Positions in the global batch, (B,) int64, are negative for padding. Keys, (B,) int64, are not
-    negative, except for PADDING.
+    Both are (B,) int64. Keys are not negative, except for PADDING, where a position is negative.
     """
     run = mixed(torch.tensor(signed(seed + GOLDEN)))
     key = mixed(mixed(run + signed(step * GOLDEN)) + positions * signed(GOLDEN))
@@ -39,10 +38,7 @@ def fresh_keys(x: Tensor) -> Tensor:
 
 
 def uniform(keys: Tensor, stream: int, num: int = 1) -> Tensor:
-    """Draw `num` uniform numbers in [0, 1) for each key: (B,) int64 -> (B, num) float64.
-
-    They are multiples of 2^-53. The stream number is different for every mask of the model.
-    """
+    """Draw `num` multiples of 2^-53 in [0, 1) for each key: (B,) int64 -> (B, num) float64."""
     return _numbers(keys[:, None], stream * (1 << 32) + torch.arange(num, device=keys.device))
 
 
@@ -155,10 +151,7 @@ class Draws(NamedTuple):
 
 
 def draw(keys: Tensor, drop_paths: Sequence[DropPath], dtype: torch.dtype) -> Draws:
-    """Hash the masks of all drop-paths of a model or stage at once, for some samples' keys, (B,).
-
-    The factors have the given dtype, which is at least as wide as that of the features.
-    """
+    """Hash the masks of all drop-paths at once, for keys, (B,); no narrower than the features."""
     if not drop_paths:
         return Draws(keys, None, ())
     streams = tuple(drop_path.stream for drop_path in drop_paths)

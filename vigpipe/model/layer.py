@@ -42,10 +42,7 @@ class Layer(nn.Sequential):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, residual: Tensor | None = None, sample_scale: Tensor | None = None
     ) -> Tensor:
-        """Run the layer, and add a residual last: (B, ..., C_in) -> (B, ..., C_out).
-
-        `sample_scale` are factors, (B,), that samples are multiplied by before that; None for 1.
-        """
+        """Run: (B, ..., C_in) -> (B, ..., C_out), times `sample_scale`, (B,), plus `residual`."""
         pointwise, norm = self
         assert isinstance(pointwise, Pointwise)
         if not isinstance(norm, BatchNorm) or (self.tokens is not None and self.training):

@@ -41,10 +41,8 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 def header(tensors: Shapes, metadata: Mapping[str, str] | None = None) -> tuple[bytes, list[str]]:
-    """Return what a file of some tensors begins with, and in which order their data follow it.
-
-    Equal tensors and metadata have equal headers. The widest dtypes come first, to be aligned.
-    """
+    """Return a file's header, which depends on its arguments only, and the order of its data."""
+    # The widest dtypes come first, to be aligned.
     order = sorted(tensors, key=lambda name: (-tensors[name][0].itemsize, name))
     table: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
     start = 0

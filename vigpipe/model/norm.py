@@ -1,7 +1,4 @@
-"""Normalisation, channels last: BatchNorm with pooled running statistics, LayerNorm, GroupNorm.
-
-Every layer takes (B, ..., C) and keeps the parameter names of its torch.nn namesake.
-"""
+"""Norms of (B, ..., C), channels last, with the parameter names of their torch.nn namesakes."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -146,10 +143,7 @@ def fold_norm(weight: Tensor, bias: Tensor, norm: BatchNorm) -> tuple[Tensor, Te
 
 @torch.no_grad()
 def fold_in_place(layers: nn.Sequential, index: int = 0) -> None:
-    """Fold the BatchNorm at index + 1 into the layer at index, and replace it by an Identity.
-
-    The modules' `fuse`, which `timm.utils.reparameterize_model` calls, does so.
-    """
+    """Fold the BatchNorm at index + 1, which becomes an Identity, into the layer at index."""
     layer: Any = layers[index]
     norm = layers[index + 1]
     if isinstance(norm, BatchNorm):
@@ -249,10 +243,9 @@ class PooledStatistics:
         return stats
 
     def update(self, stats: Tensor, momentum: float | None = None) -> None:
-        """Update the running statistics once with the statistics of all micro-batches of a step.
+        """Update the running statistics with those of a step on all replicas, (D * M, 3, channels).
 
-        These are what `take` returned on all D replicas, (D * M, 3, channels). The momentum, by
-        default that of the norms, is the weight of the new statistics.
+        The momentum, the weight of the new statistics, is by default that of the norms.
         """
         if not self.norms:
             return

@@ -100,10 +100,7 @@ def _tiles(length: int, device: torch.device) -> tuple[Tensor, Tensor]:
 def window_graph(
     x: Tensor, grid: tuple[int, int], k: int, dilation: int, shift: bool, fused: bool = True
 ) -> Tensor:
-    """Connect each node of (B, N, C) to its k nearest neighbours within its window.
-
-    The result, (B, N, K) int64, are indices of nodes in the whole image.
-    """
+    """Index the k nearest of (B, N, C) in each node's window, as nodes of the image: (B, N, K)."""
     members, positions = windows(*grid, shift, x.device)
     num_windows, size = members.shape
     inside = x[:, members].flatten(0, 1)  # (B * T, S, C)

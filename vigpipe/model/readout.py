@@ -15,11 +15,7 @@ WIDTH = 1024  # the hidden layer's channels
 
 
 class Readout(nn.Sequential):
-    """Average the nodes, widen, norm, GELU, dropout, then the classes' logits.
-
-    With 0 classes there is no last layer. If `pool` is empty instead of `avg`, every node gets its
-    own logits.
-    """
+    """Average the nodes if `pool` is `avg`, widen, norm, GELU, dropout, logits of the classes."""
 
     tokens: Tokens | None = None
     roles: ClassVar[Roles] = {

@@ -64,10 +64,7 @@ def within(prefix: str, roles: Roles, renamed: Mapping[str, str] | None = None) 
 def bound(
     module: nn.Module, prefix: str, roles: Roles, channels: Mapping[str, Side | None]
 ) -> dict[str, Sides]:
-    """Replace the roles of a module's tensors by sides; leave out those of tensors that it lacks.
-
-    `channels` has the side that each role stands for; None for dimensions that stay whole.
-    """
+    """Replace the roles of a module's tensors by sides, None if whole; omit tensors it lacks."""
     present = module.state_dict().keys()
     return {
         prefix + name: tuple(None if role is None else channels[role] for role in dims)
@@ -95,10 +92,7 @@ class Slicing:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], sides: Mapping[str, Sides]) -> "Slicing":
-        """Make a table, and read from the tensors how many channels the groups have.
-
-        The tensors are the state dict of the wide model or of a stage of it; they may be on meta.
-        """
+        """Make a table for the state dict of a wide model or a stage of it, maybe on meta."""
         if unlike := sorted(tensors.keys() ^ sides.keys()):
             raise ValueError(f"either no tensor or no sides: {', '.join(unlike)}")
         sizes: dict[str, int] = {}
@@ -133,10 +127,7 @@ class Slicing:
         return dim, side, self.sizes[side.group]
 
     def owned(self, name: str) -> int | None:
-        """Return the dimension of a tensor that is divided among its owners: the first with a side.
-
-        None if the tensor has none, so that all owners store it.
-        """
+        """Return the first dimension with a side, which owners divide; None if all store all."""
         return next((i for i, side in enumerate(self.sides[name]) if side is not None), None)
 
 

@@ -77,9 +77,9 @@ class StudyHalf(nn.Module):
     """Half of a block: widen, convolve over the graph or not, GELU, narrow, residual: (B, N, C).
 
     `rescale` multiplies the last product before its bias is added. The fused version never holds
-    the whole hidden layer in memory. Where the half has a GraphConv, that follows Linear and BatchNorm
-    without a non-linearity, so together they are an affine map of 7 features of a node: the sum of
-    its neighbours, the node itself, and its number of neighbours,
+    the whole hidden layer in memory. A GraphConv follows Linear and BatchNorm without a
+    non-linearity, so together they are an affine map of 7 features of a node: the sum of its
+    neighbours, the node itself, and its number of neighbours,
 
         GraphConv(BN(W x + b)) = [sum x_j, x_i, degree] M + m.
 
@@ -221,7 +221,7 @@ class VigStudy(StagedModel):
         return self.img_size[0] * self.img_size[1], self.in_chans
 
     def slicing(self, partition_input: bool = False, divided: Divided = "inner") -> Slicing:
-        """Make the table: a Grapher has groups `x` and `out`, an FFN `hidden`; the trunk is whole."""
+        """Make the table: Graphers have groups `x` and `out`, FFNs `hidden`; the trunk is whole."""
         if partition_input or divided != "inner":
             raise ValueError("vig_study's trunk has the channels of the images; it stays whole")
         sides: dict[str, Sides] = {}

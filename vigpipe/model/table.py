@@ -1,7 +1,4 @@
-"""Print a Markdown table of the variants' sizes: `python -m vigpipe.model.table`.
-
-Arguments are names of variants; without any, the table has all of them.
-"""
+"""Print a Markdown table of variants' sizes, of all by default: `python -m vigpipe.model.table`."""
 
 import sys
 from collections.abc import Sequence

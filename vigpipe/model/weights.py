@@ -324,14 +324,11 @@ def _grid_of(state: Mapping[str, Tensor], model: VisionGnn) -> Grid:
 
 @dataclass(frozen=True)
 class Differences:
-    """The differences that keep a model from loading a state dict, as names of tensors.
-
-    The model lacks the unexpected ones. The misshapen ones are named with both shapes.
-    """
+    """The tensors that keep a model from loading a state dict."""
 
     missing: Sequence[str]
-    unexpected: Sequence[str]
-    misshapen: Sequence[str]
+    unexpected: Sequence[str]  # the model lacks them
+    misshapen: Sequence[str]  # with both shapes
 
     @classmethod
     def between(

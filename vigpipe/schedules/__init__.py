@@ -50,10 +50,7 @@ def messages_ahead(schedule: Schedule, device: str) -> float:
 def check_degrees(
     schedule: Schedule, pipeline_size: int, virtual_stages: int, num_microbatches: int
 ) -> str | None:
-    """Say why a schedule cannot run with these degrees, each of at least 1, and what to change.
-
-    None if it can.
-    """
+    """Say why a schedule cannot run with degrees from 1 on, and what to change; None if it can."""
     if virtual_stages > 1 and schedule not in VIRTUAL:
         return (
             f"--virtual-stages {virtual_stages}: --schedule {schedule} runs one stage a rank; "
@@ -75,8 +72,7 @@ def orders(
 ) -> Orders:
     """List the actions of every rank of one pipeline in a training step, in their order.
 
-    A pipeline of one rank ignores the schedule: it takes every micro-batch through all its stages
-    and back before the next one.
+    One rank alone takes every micro-batch through all its stages and back before the next one.
     """
     degrees = Degrees(pipeline_size, virtual_stages, num_microbatches)
     if pipeline_size == 1:

@@ -41,8 +41,7 @@ def _num_rounds(degrees: Degrees) -> int:
 def _alternating(rank: int, degrees: Degrees, ahead: int, in_round: int) -> list[Action]:
     """List `ahead` forwards, then forwards and backwards in turn, then the remaining backwards.
 
-    After every `in_round` micro-batches the rank moves on to the next of its stages, and after the
-    last stage to the first.
+    After every `in_round` micro-batches the rank moves on to its next stage, or back to the first.
     """
     stages = degrees.stages_of(rank)
     turn = [

@@ -67,10 +67,7 @@ class ByColumns:
         return self._share.linear(_halves(x)[0], "readout") if isinstance(model, Gcn2Model) else x
 
     def take_stats(self) -> dict[str, Tensor]:
-        """Return each BatchNorm's statistics of the forwards since the last call, by its name.
-
-        They are (batches, 3, C) float64, of the rank's channels, for `model.norm.merge_stats`.
-        """
+        """Return each BatchNorm's statistics since the last call, (batches, 3, C) float64."""
         stats = {name: torch.stack(batches) for name, batches in self._stats.items()}
         self._stats = {}
         return stats

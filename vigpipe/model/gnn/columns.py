@@ -71,10 +71,7 @@ class WideShare:
         return replace(self, prefix=self.prefix + prefix)
 
     def tensor(self, name: str, device: torch.device) -> Tensor:
-        """Return a tensor, or the rank's part of it, on a device.
-
-        For a weight with two sides, whose copy would be as wide as a whole group, use `_blocks`.
-        """
+        """Return the rank's part of a tensor; of a weight with two sides, `_blocks` copies less."""
         return self._stored(name).to(device)
 
     def linear(self, x: AnyFeatures, name: str) -> Tensor:
@@ -99,10 +96,7 @@ class WideShare:
         return [products[name] for name in names]
 
     def product_of_inputs(self, x: Tensor, name: str) -> Tensor:
-        """Multiply by weights, (d, d'), of which a rank has the rows of its inputs.
-
-        Given the rank's columns of features, (n, d / m), return its columns of x W, (n, d' / m).
-        """
+        """Multiply x, (n, d / m), by weights, (d, d'), of which it has rows: (n, d' / m)."""
         own = None
         for rank in range(self.columns.size):
             parts = [x @ weight for weight in self._blocks(name, rank, x.device)]

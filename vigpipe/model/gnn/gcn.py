@@ -13,17 +13,14 @@ from vigpipe.ops.sparse_rows import SparseRows, linear
 
 
 class GcnLayer(GraphLayer):
-    """Compute D^-1/2 (A + I) D^-1/2 X W + b, equation 2, as torch-geometric's GCNConv does.
-
-    The sum and the product can be taken in either order, so that fewer channels are summed.
-    """
+    """Compute D^-1/2 (A + I) D^-1/2 X W + b, equation 2, as torch-geometric's GCNConv does."""
 
     roles: ClassVar[Roles] = {"lin.weight": ("out", "in"), "bias": ("out",)}
     joins = True
 
     def __init__(self, in_channels: int, out_channels: int, setting: Setting) -> None:
         super().__init__(setting)
-        self.narrows = in_channels >= out_channels
+        self.narrows = in_channels >= out_channels  # sums after the product have fewer channels
         self.lin = glorot_linear(in_channels, out_channels, bias=False)
         self.bias = nn.Parameter(torch.zeros(out_channels))
 

@@ -13,11 +13,7 @@ from vigpipe.ops.sparse_rows import SparseRows, linear
 
 
 class GinLayer(GraphLayer):
-    """Compute MLP((1 + eps) x_i + sum of x_j), equation 4.1, as torch-geometric's GINConv does.
-
-    The MLP is two linear layers with ReLU between them, and eps is trained from 0 on. The first
-    linear layer and the sum can be taken in either order, so that fewer channels are summed.
-    """
+    """Compute MLP((1 + eps) x_i + sum of x_j), equation 4.1, as torch-geometric's GINConv does."""
 
     roles: ClassVar[Roles] = {
         "eps": (None,),
@@ -31,7 +27,7 @@ class GinLayer(GraphLayer):
     def __init__(self, in_channels: int, out_channels: int, setting: Setting) -> None:
         super().__init__(setting)
         self.eps = nn.Parameter(torch.zeros(1))
-        self.narrows = in_channels >= out_channels
+        self.narrows = in_channels >= out_channels  # sums after the product have fewer channels
         linears = (nn.Linear(in_channels, out_channels), nn.Linear(out_channels, out_channels))
         self.nn = nn.ModuleDict({"lins": nn.ModuleList(linears)})
 

@@ -86,10 +86,7 @@ class GraphLayer(nn.Module):
         return bound(self, prefix, self.roles, channels) | norm_sides
 
     def hidden(self, group: str, before: Side | None, after: Side | None) -> Side | None:
-        """Return the side of the layer's hidden channels; None if there are none, or all whole.
-
-        `group` is a group that only this layer has; the sides are those of its input and output.
-        """
+        """Return the side of the hidden channels; a `group` is there for a layer's own ones."""
         return None
 
     def received(self, messages: Tensor, own: AnyFeatures, adjacency: Adjacency) -> Tensor:
@@ -119,17 +116,11 @@ class GraphLayer(nn.Module):
     def aggregate(
         self, messages: Tensor, own: AnyFeatures, edges: Edges, keys: Tensor | None
     ) -> Tensor:
-        """Reduce what the edges bring to the targets: (n, M) -> (m, A).
-
-        `own` are the targets' features, (m, C), after dropout. In evaluation mode `keys` are None.
-        """
+        """Reduce messages to the targets, whose dropped features are `own`: (n, M) -> (m, A)."""
         raise NotImplementedError
 
     def joined(self, x: AnyFeatures, own: AnyFeatures, edges: Edges) -> Tensor:
-        """Do what `messages`, `aggregate` and `update` do, with sum and product asked for together.
-
-        x are the features of the sources, (n, C), after dropout.
-        """
+        """Do what `messages`, `aggregate` and `update` do, with sum and product at once."""
         raise NotImplementedError
 
     def update(self, total: Tensor, own: AnyFeatures) -> Tensor:
@@ -141,8 +132,7 @@ class GraphLayer(nn.Module):
 def glorot(weight: Tensor) -> Tensor:
     """Draw weights, (..., a, b), from U(-r, r) with r = sqrt(6 / (a + b)), and return them.
 
-    Glorot & Bengio 2010, "Understanding the difficulty of training deep feedforward neural
-    networks", equation 16, as torch-geometric applies it to tensors of any shape.
+    Glorot & Bengio 2010, equation 16, as torch-geometric applies it to tensors of any shape.
     """
     bound = math.sqrt(6.0 / (weight.shape[-2] + weight.shape[-1]))
     return weight.uniform_(-bound, bound)

@@ -73,11 +73,7 @@ class GraphModel(StagedModel):
         return x
 
     def slicing(self, partition_input: bool = False) -> Slicing:
-        """Make the table of `StagedModel.slicing`.
-
-        `channels.1` are those between the layers 0 and 1. A sub-model has all heads, and a part of
-        the channels of each.
-        """
+        """Make the table: `channels.1` are those after layer 0, and every head is divided."""
         between = [Side(f"channels.{i}", repeats=self.heads) for i in range(1, self.num_layers)]
         ends = [Side(INPUT) if partition_input else None, *between, None]
         return self._slicing(list(pairwise(ends)), {})
@@ -110,17 +106,11 @@ class GraphModel(StagedModel):
     ) -> Tensor:
         """Run stem, layers and readout, as far as they are present, on the nodes of a batch.
 
-        As in `StagedModel.forward`, but the result has only the rows of the nodes that the edges of
-        the last layer end in; of a previous stage's output, only the rows count that its last layer
-        has made.
-
-        Args:
-            x: the graph's features, (n, in_channels), or the output of the previous stage.
-            keys: of the n nodes.
-            adjacency: edges between these nodes, or the edges of each layer; or what stands for
-                them where several ranks share a graph, each with some of the nodes.
-            features: the graph's features where these are sparse and x, from a pipeline, has no
-                columns; x may be sparse, too.
+        x are the graph's features, (n, in_channels), or the output of the previous stage, of which
+        only the rows count that its last layer has made. The result has only the rows of the nodes
+        that the edges of the last layer end in. The adjacency has the edges of all layers or of
+        each, or stands for them where several ranks share a graph. `features` are the graph's where
+        these are sparse and x, from a pipeline, has no columns; x may be sparse, too.
         """
         if adjacency is None or not adjacency.suits(len(x), self.span[0], self.num_layers):
             raise ValueError(f"a graph model needs the edges of its {len(x)} nodes in every layer")
@@ -151,12 +141,9 @@ class GraphModel(StagedModel):
         """Evaluate what is present on a whole graph, each layer in chunks of nodes.
 
         Besides the input and the output of one layer, and what all nodes send in it, memory holds
-        what a chunk needs. Results equal those of `forward` up to rounding, because a matrix
-        product may sum in another order for another number of rows.
-
-        The features may also be anything of a shape (n, in_channels) whose `part(start, end)` are
-        those of some nodes. A chunk has fewer nodes where they have many channels. If several ranks
-        share the graph, each takes all of its nodes through a layer at once.
+        what a chunk needs. Results equal those of `forward` up to rounding: a matrix product may
+        sum in another order for another number of rows. If several ranks share the graph, each
+        takes all of its nodes through a layer at once.
         """
         if self.training:
             raise ValueError("by_layer evaluates: call model.eval() first")
@@ -210,11 +197,7 @@ class Gcn2Model(GraphModel):
         return torch.cat((first, first), dim=1)
 
     def slicing(self, partition_input: bool = False) -> Slicing:
-        """Make the table of `StagedModel.slicing`, with one group.
-
-        The first features are added to those of every layer, both before and after these are
-        multiplied by its weights.
-        """
+        """Make the table, of one group, as the first features are added to those of every layer."""
         side = Side("channels")
         others = {
             "stem.weight": (side, Side(INPUT) if partition_input else None),

@@ -15,8 +15,7 @@ from vigpipe.ops.sparse_rows import SparseRows, linear
 class SageLayer(GraphLayer):
     """Compute W_l aggregate(x_j) + b + W_r x_i, as torch-geometric's SAGEConv does.
 
-    The aggregators are the mean, the maximum, and the maximum of relu(W x_j + b), equation 3
-    (`pool`, SAGEConv with `project=True`).
+    The aggregators are mean, max, and `pool`: the maximum of relu(W x_j + b), equation 3.
     """
 
     roles: ClassVar[Roles] = {
