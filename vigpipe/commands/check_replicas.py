@@ -30,7 +30,7 @@ from vigpipe.run.facts import Run
 from vigpipe.run.others import all_events
 from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.run.step import apply_gradients, complete_step, train_step
-from vigpipe.schedules import rule_of
+from vigpipe.schedules import RULES
 
 
 def compare_replicas(
@@ -70,7 +70,7 @@ def is_exact(run: Run, device: torch.device) -> bool:
     """
     layout = run.layout
     is_alone = layout.team_size == layout.num_shards == 1 and not run.config.sparse_threads
-    return is_alone and not rule_of(layout.schedule).reverses and device.type == "cpu"
+    return is_alone and not RULES[layout.schedule].reverses and device.type == "cpu"
 
 
 # What each rank stores of the wide model of sub-networks, and of what an optimizer keeps of it.

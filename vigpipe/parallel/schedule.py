@@ -24,7 +24,7 @@ from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.split import StageModule
 from vigpipe.parallel.stage import Stage, Watcher
 from vigpipe.parallel.step_graph import Record, Send, StepGraph
-from vigpipe.schedules import messages_ahead, rule_of
+from vigpipe.schedules import RULES, messages_ahead
 from vigpipe.spans import SpanKind
 
 ROWS_AT_ONCE = 1 << 14  # A large input is taken layer by layer, so many rows at a time.
@@ -100,7 +100,7 @@ class Pipeline:
             )
             for stage, module, index in zip(stage_modules, modules, stage_indices, strict=True)
         ]
-        rule = rule_of(layout.schedule)
+        rule = RULES[layout.schedule]
         self._schedule = resolve_name(rule.class_name)(
             stages if rule.is_virtual else stages[0],
             n_microbatches=layout.num_microbatches,

@@ -21,19 +21,14 @@ from vigpipe.schedules.rule import Action, Degrees, Rule
 
 Schedule = Literal["gpipe", "1f1b", "interleaved1f1b", "loopedbfs"]
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
-_RULES: dict[Schedule, Rule] = {
+RULES: dict[Schedule, Rule] = {
     "gpipe": breadth_first.GPIPE,
     "1f1b": alternating.ONE_F_ONE_B,
     "interleaved1f1b": alternating.INTERLEAVED_1F1B,
     "loopedbfs": breadth_first.LOOPED_BFS,
 }
 Orders = tuple[tuple[Action, ...], ...]  # the actions of each rank of a pipeline, by pipeline_rank
-VIRTUAL: tuple[Schedule, ...] = tuple(name for name in SCHEDULES if _RULES[name].is_virtual)
-
-
-def rule_of(schedule: Schedule) -> Rule:
-    """Return what there is to know of a schedule."""
-    return _RULES[schedule]
+VIRTUAL: tuple[Schedule, ...] = tuple(name for name in SCHEDULES if RULES[name].is_virtual)
 
 
 def messages_ahead(schedule: Schedule, device: str) -> float:
@@ -56,7 +51,7 @@ def check_degrees(
             f"--virtual-stages {virtual_stages}: --schedule {schedule} runs one stage a rank; "
             f"choose --schedule {' or '.join(VIRTUAL)}"
         )
-    return rule_of(schedule).why_not(Degrees(pipeline_size, virtual_stages, num_microbatches))
+    return RULES[schedule].why_not(Degrees(pipeline_size, virtual_stages, num_microbatches))
 
 
 def is_legal(
@@ -77,7 +72,7 @@ def orders(
     degrees = Degrees(pipeline_size, virtual_stages, num_microbatches)
     if pipeline_size == 1:
         return (_alone(degrees),)
-    order = rule_of(schedule).order
+    order = RULES[schedule].order
     return tuple(tuple(order(rank, degrees)) for rank in range(pipeline_size))
 
 
