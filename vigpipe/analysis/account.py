@@ -1,5 +1,6 @@
 """Account for the time of a step: where it goes on every rank."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -41,17 +42,16 @@ class Account:
 
 def make_accounts(rows: Sequence[Row], layout: Layout) -> list[Account]:
     """Make every rank's account of the training steps from the rows of timing.csv."""
-    totals: dict[int, dict[str, float]] = {}
-    steps: dict[int, set[int]] = {}
+    totals: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    steps: dict[int, set[int]] = defaultdict(set)
     for row in full_batches(rows):
         if row.phase == "train" and (row.name == "step" or row.name in KINDS):
-            rank_totals = totals.setdefault(row.rank, {})
-            rank_totals[row.name] = rank_totals.get(row.name, 0.0) + row.seconds
-            steps.setdefault(row.rank, set()).add(row.step)
+            totals[row.rank][row.name] += row.seconds
+            steps[row.rank].add(row.step)
     accounts: list[Account] = []
     for rank, rank_totals in sorted(totals.items()):
         step_seconds = rank_totals["step"] / len(steps[rank])
-        kinds = {kind: rank_totals.get(kind, 0.0) / len(steps[rank]) for kind in KINDS}
+        kinds = {kind: rank_totals[kind] / len(steps[rank]) for kind in KINDS}
         seconds: dict[str, float] = {
             "compute": sum(kinds[kind] for kind in COMPUTE),
             **{kind: kinds[kind] for kind in KINDS if kind not in COMPUTE},

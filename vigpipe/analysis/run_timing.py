@@ -53,17 +53,6 @@ class Timing:
         """Why ranks wait; cached, because every step is simulated for it."""
         return explain_bubble(self.accounts, self.steps["train"], self.layout)
 
-    @property
-    def measured_spans(self) -> list[Span]:
-        """Spans of the last recorded training step with a full batch on all ranks."""
-        last = [steps[-1].spans for steps in self.steps["train"].values() if steps]
-        return [span for spans in last for span in spans]
-
-    @property
-    def predicted_spans(self) -> list[Span]:
-        """Simulated spans of one replica, from the mean measured times and without transfers."""
-        return predicted_spans(mean_times(self.steps["train"], self.layout), self.layout)
-
     def summary(self) -> dict[str, Any]:
         """Return the entry "timing" of summary.json."""
         train = step_statistics(self.rows, "train")
@@ -165,16 +154,18 @@ def write_timing(timing: Timing, run: Run, folder: Path, device: torch.device) -
         f"{origin(device)}",
         encoding="utf-8",
     )
-    measured = timing.measured_spans
+    layout, steps = timing.layout, timing.steps["train"]
+    last_steps = [of_rank[-1] for of_rank in steps.values() if of_rank]
+    measured = [span for step in last_steps for span in step.spans]
     if not measured:
         return
-    predicted = timing.predicted_spans
+    predicted = predicted_spans(mean_times(steps, layout), layout)
     write_atomically(  # a report of the run, which has not ended yet, may read it
         folder / "timeline.json",
         json.dumps(
             {
-                "step": next(steps[-1].step for steps in timing.steps["train"].values()),
-                "microbatches": timing.layout.num_microbatches,
+                "step": last_steps[0].step,
+                "microbatches": layout.num_microbatches,
                 "clock_error_seconds": timing.clock_error_seconds,
                 "measured": _since_begin(measured),
                 "predicted": _since_begin(predicted),
@@ -186,9 +177,8 @@ def write_timing(timing: Timing, run: Run, folder: Path, device: torch.device) -
         return
     traced = {
         rank: [step for phase in PHASES for step in timing.steps[phase][rank] if step.events]
-        for rank in timing.steps["train"]
+        for rank in steps
     }
-    layout = timing.layout
     replica_of = {rank: layout.replica_index(rank) for rank in traced}
     write_trace(traced, replica_of, timing.clock_error_seconds, folder / "trace.json")
     timelines = {
@@ -233,12 +223,8 @@ def describe(timing: Timing, fmt: str = "simple") -> str:
     sections += [f"{heading}As in the study's tables", study_table(timing.rows, fmt)]
     if fmt == "github":
         sections.append(tables(timing.rows))
-    sections += [
-        f"{heading}Peak memory",
-        ", ".join(
-            f"rank {rank}: {peak / 1e6:.0f} MB" for rank, peak in enumerate(timing.peak_bytes)
-        ),
-    ]
+    peaks = [f"rank {rank}: {peak / 1e6:.0f} MB" for rank, peak in enumerate(timing.peak_bytes)]
+    sections += [f"{heading}Peak memory", ", ".join(peaks)]
     return "\n\n".join(sections)
 
 
@@ -255,10 +241,8 @@ def account_table(accounts: Sequence[Account], fmt: str) -> str:
         (
             str(account.rank),
             ", ".join(map(str, account.stages)),
-            *(
-                f"{1e3 * x:.2f}"
-                for x in (account.step_seconds, *(account.seconds[part] for part in PARTS[:-1]))
-            ),
+            f"{1e3 * account.step_seconds:.2f}",
+            *(f"{1e3 * account.seconds[part]:.2f}" for part in PARTS[:-1]),
             f"{account.seconds['unaccounted'] / account.step_seconds:.2%}",
         )
         for account in accounts
