@@ -9,10 +9,6 @@ from torch import Tensor
 from vigpipe import ops
 from vigpipe.errors import InputError
 
-ANOMALY_ADVICE = (
-    "look for the cause in the block before, lower --lr, or bound the gradient with --clip 1"
-)
-
 
 def check_neighbours(k: int, dilation: int, num_nodes: int, loop: bool = True) -> None:
     """Raise InputError unless there are k * dilation candidates; with `loop` a node is its own."""
@@ -49,7 +45,10 @@ def collected_anomalies() -> Iterator[list[str]]:
 def report_anomaly(message: str) -> None:
     """Raise FloatingPointError with this message, or collect it; see `collected_anomalies`."""
     if _collected is None:
-        raise FloatingPointError(f"{message}; {ANOMALY_ADVICE}")
+        raise FloatingPointError(
+            f"{message}; look for the cause in the block before, lower --lr, or bound the gradient "
+            "with --clip 1"
+        )
     _collected.append(message)
 
 
