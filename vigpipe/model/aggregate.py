@@ -35,9 +35,8 @@ def relative(
 ) -> Tensor:
     """Interleave the nodes' features with the maximum or mean of y_j - x_i over the neighbours j.
 
-    Max-relative aggregation: Li et al. 2019 (arXiv:1904.03751), equation 5. Interleaved as the
-    published weights of ViG expect: [x0, m0, x1, m1, ...]. The mode is `max`, which gives
-    (B, N, 2C), or `max_mean` for maximum and mean, which gives (B, N, 3C).
+    Li et al. 2019 (arXiv:1904.03751), equation 5. The mode is `max`, [x0, m0, x1, m1, ...] as the
+    published weights of ViG expect, (B, N, 2C); or `max_mean`, maximum and mean, (B, N, 3C).
     """
     if shared is not None:
         return region("aggregation", _relative_to, x, shared, graph, mode, fused)

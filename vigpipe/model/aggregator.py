@@ -48,11 +48,7 @@ class Aggregator(nn.Module):
     def forward(
         self, x: Tensor, graph: Tensor, y: Tensor | None, shared: SharedNodes | None = None
     ) -> Tensor:
-        """Aggregate each node's neighbours in y, and transform the result: (B, N, 2C).
-
-        x are nodes, (B, N, C), y candidates, (B, M, C), or None for the nodes themselves, and the
-        graph is (B, N, K) int64. `shared` are nodes of which other ranks have some; y is None then.
-        """
+        """Aggregate, with the arguments of `model.aggregate`, and transform: (B, N, 2C)."""
         raise NotImplementedError
 
 

@@ -35,7 +35,6 @@ class Variant:
     img_size: Grid
 
     def build(self) -> VisionGnn:
-        """Make the model, with random weights."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # running the model warns of few nodes again
             model = create_model(**asdict(self))
@@ -43,7 +42,6 @@ class Variant:
         return model
 
     def differences(self, state: Mapping[str, Tensor]) -> Differences:
-        """Return what keeps the model from loading a state dict."""
         with torch.device("meta"):
             model = self.build()
         expected = model.state_dict()
@@ -53,10 +51,9 @@ class Variant:
 def identify(state: Mapping[str, Tensor], source: str = "these weights") -> Variant:
     """Find out which variant a state dict belongs to, judging by its names and shapes.
 
-    Number of classes, channels and image size are read off the tensors, which have the authors'
-    names (`to_reference_names`). What the shapes do not show, the strides of the stem and whether
-    max or edge aggregates, is taken to be the variant's default. If several variants have these
-    shapes, the one whose default image size gives this grid of nodes comes first.
+    Classes, channels and image size are read off the tensors, which have the authors' names. The
+    strides of the stem, and whether max or edge aggregates, are taken to be the variant's defaults.
+    If several variants fit, the one whose default image size gives this grid comes first.
     """
     required = ("stem.convs.0.weight", "pos_embed", "prediction.4.weight")
     absent = [n for n in required if n not in state or state[n].dim() != 4 or 0 in state[n].shape]
@@ -90,12 +87,7 @@ def identify(state: Mapping[str, Tensor], source: str = "these weights") -> Vari
 
 
 def convert(source: Path, target: Path, *, ema: bool = False, overwrite: bool = False) -> str:
-    """Convert a weights file to safetensors with the authors' names, and name its variant.
-
-    It is written in float64 if the file has tensors of that type, and in float32 otherwise. The
-    metadata say which model to build: model, num_classes, in_chans, img_size ("224x224"). With
-    `ema`, the running average of the weights is converted instead of the weights.
-    """
+    """Convert a weights file to safetensors with the authors' names, and name its variant."""
     check_converted_file(source, target, overwrite=overwrite)
     state = to_reference_names(read_weights(source, ema=ema))
     variant = identify(state, str(source))

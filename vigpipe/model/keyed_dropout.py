@@ -55,9 +55,8 @@ def pair_keys(first: Tensor, second: Tensor) -> Tensor:
 class KeyedMask(nn.Module):
     """A random mask in training mode, which depends on the samples' keys.
 
-    The `forward` of its subclasses raises ValueError where a mask is needed and there are no draws;
-    these may be None in evaluation mode or at rate 0. The rate is the probability that something is
-    left out; every mask of a model has another stream number.
+    The rate is the probability that something is left out; every mask of a model has another
+    stream number. A mask that is on raises ValueError if there are no draws.
     """
 
     def __init__(self, rate: float, stream: int) -> None:
@@ -114,10 +113,7 @@ class DropPath(KeyedMask):
     """Drop-path, arXiv:1603.09382: half of a block is left out for some samples."""
 
     def forward(self, x: Tensor, draws: "Draws | None") -> Tensor | None:
-        """Return what each sample is multiplied by before the residual, x, is added.
-
-        (B,) of x's dtype, 0 or 1 / (1 - rate); None, for 1, in evaluation mode or at rate 0.
-        """
+        """Return the factors, (B,), of samples before the residual, x, is added; None for 1."""
         if not self.is_on:
             return None
         draws = _needed(draws)

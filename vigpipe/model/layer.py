@@ -16,9 +16,8 @@ class Layer(nn.Sequential):
     """A 1x1 convolution and a norm, then GELU and a residual if wanted.
 
     The published names of convolution and norm are `0` and `1`. A BatchNorm applies GELU and
-    residual in its own pass over memory. In evaluation mode the BatchNorm is folded into the
-    weights of the convolution. The product of the convolution is multiplied by `factor` before its
-    bias is added.
+    residual in its own pass over memory; in evaluation mode it is folded into the weights of the
+    convolution, whose product is multiplied by `factor` before its bias is added.
     """
 
     fused = True

@@ -81,11 +81,7 @@ def create(
 
 
 def open(path: Path, *, writes_file: bool = True) -> dict[str, Tensor]:
-    """Map the tensors of a safetensors file, by name.
-
-    Without `writes_file`, only this process sees what is written to the tensors, and the file may
-    be read-only.
-    """
+    """Map a file's tensors by name; without `writes_file`, writes to them stay in this process."""
     access = mmap.ACCESS_WRITE if writes_file else mmap.ACCESS_COPY
     try:
         with safe_open(path, framework="pt"):
@@ -129,11 +125,7 @@ def blocks(tensor: Tensor, like: Tensor | None = None) -> Iterator[Tensor]:
 
 
 def put_entries(target: Tensor, part: Tensor, entries: Sequence[Tensor | None]) -> None:
-    """Write a part of a tensor, a few rows at a time.
-
-    `entries` are the part's indices in each dimension of the target; None for all of one, but not
-    of every one.
-    """
+    """Write a part, some rows at a time, at `entries` of each dimension; not all may be None."""
     lists = [torch.arange(n) if e is None else e for n, e in zip(part.shape, entries, strict=True)]
     last = max(i for i, e in enumerate(entries) if e is not None)
     at_once = max(1, _NUMBERS_AT_ONCE // max(1, math.prod(part.shape[1:])))

@@ -26,14 +26,10 @@ NORM_ROLES: Roles = {
 class BatchNorm(nn.Module):
     """BatchNorm over all samples and nodes, arXiv:1502.03167, for channels-last features.
 
-    In training it normalises with the statistics of the micro-batch it is given, as any BatchNorm
-    in a pipeline must. On its own it updates its running statistics at each forward, like
-    `torch.nn.BatchNorm1d`. In a trainer that cuts batches into micro-batches, `PooledStatistics`
-    makes it store each micro-batch's statistics in `pending` instead, so that the running ones are
-    updated once per step, with the statistics of the global batch.
-
-    A channel with a single value (one sample, after the nodes were pooled) has variance 0, so the
-    result is the bias. `momentum` is the weight of the new statistics in the running ones.
+    On its own it updates its running statistics at each forward, like `torch.nn.BatchNorm1d`; with
+    `PooledStatistics` it stores those of each micro-batch in `pending` instead. A channel with a
+    single value (one sample, after the nodes were pooled) has variance 0, so the result is the
+    bias. `momentum` is the weight of the new statistics in the running ones.
     """
 
     fused = True
@@ -133,8 +129,7 @@ class BatchNorm(nn.Module):
 def fold_norm(weight: Tensor, bias: Tensor, norm: BatchNorm) -> tuple[Tensor, Tensor]:
     """Fold the norm that follows a linear layer, in evaluation mode, into the layer's parameters.
 
-    BN(W x + b) = (s W) x + s (b - mean) + bias, with s = weight / sqrt(variance + eps). The layer's
-    weight, (C_out, ...), and bias, (C_out,), are not changed; the new ones are returned.
+    BN(W x + b) = (s W) x + s (b - mean) + bias, with s = weight / sqrt(variance + eps).
     """
     scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
     shape = (-1, *[1] * (weight.dim() - 1))

@@ -10,9 +10,7 @@ from vigpipe import ops
 class Pointwise(nn.Module):
     """A 1x1 convolution on (B, ..., C_in), with the parameters of `torch.nn.Conv2d`.
 
-    With channels last, a node's features are contiguous, so neighbours are gathered quickly and the
-    convolution is one matrix product. The product is multiplied by `factor` before the bias is
-    added.
+    The matrix product is multiplied by `factor` before the bias is added.
     """
 
     fused = True

@@ -30,9 +30,8 @@ register_notrace_function(resized_embedding)
 def checkpoint_filter_fn(state: dict[str, Any], model: VisionGnn) -> dict[str, Any]:
     """Convert a file's state dict to the model's names and sizes; timm calls this when loading.
 
-    A last layer for another number of classes and a first layer for another number of channels are
-    returned unchanged, because timm handles them afterwards: it drops the former and adapts the
-    latter.
+    First and last layers of other channels or classes are returned unchanged: timm adapts the
+    former and drops the latter afterwards.
     """
     state, expected = to_reference_names(state), model.state_dict()
     for_timm = {

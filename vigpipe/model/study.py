@@ -69,7 +69,6 @@ class GraphConv(nn.Module):
 
     @property
     def parameters_of_sum_and_node(self) -> tuple[Tensor, Tensor, Tensor]:
-        """W_rel, b and W_root."""
         return self.lin_rel.weight, self.lin_rel.bias, self.lin_root.weight
 
 

@@ -35,11 +35,7 @@ class SharedNodes(Protocol):
         ...
 
     def reduced(self, x: Tensor, graph: Tensor, mode: str, *, fused: bool) -> Tensor:
-        """Reduce the neighbours of the rank's nodes; see `vigpipe.ops.aggregate`.
-
-        The mode is `max`, `max_mean` or `sum`. The result, (B, n_k, C * outputs), has the outputs
-        of a channel side by side.
-        """
+        """Reduce neighbours as `ops.aggregate` does: (B, n_k, C * outputs), by channel."""
         ...
 
     def neighbours(self, x: Tensor, graph: Tensor) -> Tensor:

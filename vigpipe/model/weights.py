@@ -334,7 +334,6 @@ class Differences:
     def between(
         cls, state: Mapping[str, Tensor], model_state: Mapping[str, Tensor]
     ) -> "Differences":
-        """Compare a state dict with a model's own."""
         misshapen = [
             f"{name} ({_text(tensor)} in the file, {_text(model_state[name])} in the model)"
             for name, tensor in state.items()
@@ -353,7 +352,6 @@ class Differences:
 
     @property
     def count(self) -> int:
-        """Number of tensors that do not fit."""
         return len(self.missing) + len(self.unexpected) + len(self.misshapen)
 
     def __str__(self) -> str:

@@ -18,8 +18,7 @@ SLOPE = 0.2  # slope of the leaky ReLU below 0, in both papers
 class AttentionLayer(GraphLayer):
     """The common part of both versions of graph attention: softmax, dropout, weighted sum.
 
-    A node also attends to itself, through a self-loop. The results of the H heads, of c channels
-    each, are side by side in the C' output channels.
+    Nodes also attend to themselves. The results of the H heads are side by side in the C' channels.
     """
 
     def __init__(self, out_channels: int, setting: Setting) -> None:
