@@ -42,15 +42,9 @@ def pattern_graph(height: int, width: int, device: torch.device) -> Tensor:
     column = torch.arange(width, device=device).view(1, -1, 1)
     right = (column + SPACING * torch.arange(1, -(-width // SPACING), device=device)) % width
     below = (row + SPACING * torch.arange(1, -(-height // SPACING), device=device)) % height
-    graph = torch.cat(
-        (
-            row * width + column,
-            (row * width + right).expand(height, width, -1),
-            (below * width + column).expand(height, width, -1),
-        ),
-        dim=-1,
-    )
-    return graph.flatten(0, 1)
+    of_row = (row * width + right).expand(height, width, -1)
+    of_column = (below * width + column).expand(height, width, -1)
+    return torch.cat((row * width + column, of_row, of_column), dim=-1).flatten(0, 1)
 
 
 def pattern_neighbours(height: int, width: int) -> int:

@@ -43,8 +43,7 @@ class Block(nn.Sequential):
     ) -> tuple[Tensor, BlockGraph, Tensor]:
         """Run the block: (B, H, W, C) -> (B, H, W, C), the graph used, and the one to pass on.
 
-        `given` is the graph that the previous block passes on, (B, N, K) int64, if this block
-        reuses it. The draws are None in evaluation mode.
+        `given` is the graph, (B, N, K) int64, that the previous block passes on, if this reuses it.
         """
         grapher, ffn = self
         x, graph, following = region("grapher", grapher, x, draws, given)
