@@ -49,12 +49,8 @@ def dense(x: AnyFeatures, chunk: int) -> Tensor:
         return x
     if isinstance(x, SparseRows):
         return x.dense()
-
-    def read(start: int, end: int) -> Tensor:
-        rows = slice_rows(x, start, end)
-        return rows.dense() if isinstance(rows, SparseRows) else rows
-
-    return in_chunks(read, len(x), rows_at_once(x, chunk))
+    rows = rows_at_once(x, chunk)
+    return in_chunks(lambda start, end: dense(slice_rows(x, start, end), chunk), len(x), rows)
 
 
 def select_columns(x: AnyFeatures, columns: Tensor) -> AnyFeatures:
