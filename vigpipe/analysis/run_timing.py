@@ -81,13 +81,8 @@ def make_recorder(run: Run, rank: int, device: torch.device) -> Recorder | None:
     config = run.config
     if not (config.timing or config.trace):
         return None
-    return Recorder(
-        make_clock(device),
-        rank,
-        run.layout.replica_index(rank),
-        config.timing_warmup,
-        config.timing_steps,
-    )
+    replica = run.layout.replica_index(rank)
+    return Recorder(make_clock(device), rank, replica, config.timing_warmup, config.timing_steps)
 
 
 def gather_timing(rank_state: RankState, first_clocks: Sequence[ClockReading]) -> Timing | None:
