@@ -12,6 +12,8 @@ every rank has some of the channels of each.
 """
 
 import itertools
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -21,6 +23,7 @@ from vigpipe.parallel.shards import Contribution, Shards, copies_of
 
 SWITCHES, SCORES = "switches", "scores"  # what is sent
 _EVERY = slice(None)
+_Exchange = Callable[[Tensor], Tensor]
 
 
 def to_columns(x: Tensor, shards: Shards, num_rows: int, heads: int = 1) -> Tensor:
@@ -28,7 +31,9 @@ def to_columns(x: Tensor, shards: Shards, num_rows: int, heads: int = 1) -> Tens
 
     All ranks together have n rows.
     """
-    return _ToColumns.apply(x, shards, num_rows, heads)  # pyright: ignore[reportReturnType]
+    there = partial(send_columns, shards=shards, num_rows=num_rows, heads=heads)
+    back = partial(send_rows, shards=shards, num_channels=x.shape[1], heads=heads)
+    return _exchanged(x, there, back)
 
 
 def to_rows(x: Tensor, shards: Shards, num_channels: int, heads: int = 1) -> Tensor:
@@ -36,72 +41,52 @@ def to_rows(x: Tensor, shards: Shards, num_channels: int, heads: int = 1) -> Ten
 
     All ranks together have H * c channels.
     """
-    return _ToRows.apply(x, shards, num_channels, heads)  # pyright: ignore[reportReturnType]
+    there = partial(send_rows, shards=shards, num_channels=num_channels, heads=heads)
+    back = partial(send_columns, shards=shards, num_rows=len(x), heads=heads)
+    return _exchanged(x, there, back)
 
 
 def all_rows(x: Tensor, shards: Shards, num_rows: int, what: str = SCORES) -> Tensor:
     """Give every rank the rows of all: (n_k, C) -> (n, C)."""
-    return _AllRows.apply(x, shards, num_rows, what)  # pyright: ignore[reportReturnType]
+    there = partial(shards.gathered, counts=shards.counts(num_rows), what=what)
+    return _exchanged(x, there, partial(_sum_rows, shards=shards, what=what))
 
 
 def total(x: Tensor, shards: Shards, what: str = SCORES) -> Tensor:
     """Add up what all ranks have, of one shape; each gets the sum."""
-    return _Total.apply(x, shards, what)  # pyright: ignore[reportReturnType]
+    add_up = partial(shards.total, what=what)
+    return _exchanged(x, add_up, add_up)
 
 
-class _ToColumns(Function):
+def _exchanged(x: Tensor, there: _Exchange, back: _Exchange) -> Tensor:
+    """Exchange features, and later their gradients by what leads back."""
+    return _Exchanged.apply(x, there, back)  # pyright: ignore[reportReturnType]
+
+
+class _Exchanged(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shards: Shards, num_rows: int, heads: int) -> Tensor:  # noqa: ANN401
-        ctx.shards, ctx.num_channels, ctx.heads = shards, x.shape[1], heads
-        return send_columns(x, shards, num_rows, heads)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
-        return send_rows(grad, ctx.shards, ctx.num_channels, ctx.heads), None, None, None
-
-
-class _ToRows(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, shards: Shards, num_channels: int, heads: int) -> Tensor:  # noqa: ANN401
-        ctx.shards, ctx.num_rows, ctx.heads = shards, len(x), heads
-        return send_rows(x, shards, num_channels, heads)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
-        return send_columns(grad, ctx.shards, ctx.num_rows, ctx.heads), None, None, None
-
-
-class _AllRows(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, shards: Shards, num_rows: int, what: str) -> Tensor:  # noqa: ANN401
-        ctx.shards, ctx.what = shards, what
-        return shards.gathered(x, shards.counts(num_rows), what)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
-        shards: Shards = ctx.shards
-        rows = shards.slices(len(grad))
-        parts = shards.exchange(
-            Contribution(
-                copies_of(lambda to: grad[rows[to]][None]),
-                [(shards.size, length_of(of_rank), grad.shape[1]) for of_rank in rows],
-                lambda of, to: (slice(of, of + 1),),
-                grad,
-            ),
-            ctx.what,
-        )
-        return parts.sum(0), None, None, None
-
-
-class _Total(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, shards: Shards, what: str) -> Tensor:  # noqa: ANN401
-        ctx.shards, ctx.what = shards, what
-        return shards.total(x, what)
+    def forward(ctx: Any, x: Tensor, there: _Exchange, back: _Exchange) -> Tensor:  # noqa: ANN401
+        ctx.back = back
+        return there(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
-        return ctx.shards.total(grad, ctx.what), None, None
+        return ctx.back(grad), None, None
+
+
+def _sum_rows(grad: Tensor, shards: Shards, what: str) -> Tensor:
+    """Add up what all ranks have for the rows of each rank; see `all_rows`."""
+    rows = shards.slices(len(grad))
+    parts = shards.exchange(
+        Contribution(
+            copies_of(lambda to: grad[rows[to]][None]),
+            [(shards.size, length_of(of_rank), grad.shape[1]) for of_rank in rows],
+            lambda of, to: (slice(of, of + 1),),
+            grad,
+        ),
+        what,
+    )
+    return parts.sum(0)
 
 
 def send_columns(x: Tensor, shards: Shards, num_rows: int, heads: int = 1) -> Tensor:
