@@ -81,10 +81,8 @@ def agree(
 
     They are exchanged again and again until every peer is ready. So one that is lost is noticed at
     once, also while the GPUs wait for one another. `until` says whether this rank is ready, for
-    which it waits for `timeout_seconds` at most.
-
-    Raises:
-        RuntimeError: a peer was lost, or this rank is not ready in time.
+    which it waits for `timeout_seconds` at most. Raise RuntimeError if it is not ready in time, or
+    a peer was lost.
     """
     began = time.monotonic()
     while True:
@@ -159,9 +157,7 @@ def run_with_heartbeats(
 
     The work of a rank runs in a thread, and may do nothing. The ranks exchange a heartbeat every
     second until all of them are done, so that ranks with less work do not give up on the others.
-
-    Raises:
-        BaseException: whatever this rank's work raised; the other ranks then lose a peer.
+    If the work raises, so does this on its rank, and the other ranks lose a peer.
     """
     if world_size == 1:
         return work()
@@ -183,13 +179,10 @@ def run_with_heartbeats(
 
 
 def check_alike(facts: Mapping[str, Mapping[str, Any]], world_size: int) -> None:
-    """Check that all ranks are about to do the same; every rank calls this.
+    """Raise InputError on every rank unless all are about to do the same; every rank calls this.
 
     What a rank is about to do is a table of names and values for each subject ("options", "data",
-    "software").
-
-    Raises:
-        InputError: a rank differs from rank 0; raised on every rank, naming the first difference.
+    "software"). The message names the first difference from rank 0.
     """
     texts = all_gather_values(json.dumps(facts, default=str), world_size)
     first_facts: dict[str, dict[str, Any]] = json.loads(texts[0])

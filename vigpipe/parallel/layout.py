@@ -37,12 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    """The degrees of parallelism of a run, checked together.
-
-    Raises:
-        InputError: a degree is below 1, or the schedule cannot run with these degrees, or there are
-            shards and stages.
-    """
+    """The degrees of parallelism of a run; InputError if they do not go together."""
 
     pipeline_size: int = 1  # S, ranks of one pipeline
     num_microbatches: int = 1  # M, micro-batches a replica cuts its share of a batch into

@@ -88,33 +88,25 @@ def read_plan(path: Path, model: str, num_blocks: int) -> Plan:
         content = read_toml(path)
     except InputError as error:
         raise InputError(f"--stages {error}; {advice}") from error
+    keys, has = ("model", "stages"), "a plan has the keys model and stages"
     for key in content:
-        if key not in ("model", "stages"):
-            raise InputError(f"{path}: unknown key {key!r}; a plan has the keys model and stages")
-    for key in ("model", "stages"):
+        if key not in keys:
+            raise InputError(f"{path}: unknown key {key!r}; {has}")
+    for key in keys:
         if key not in content:
-            raise InputError(
-                f"{path}: the key {key!r} is missing; a plan has the keys model and stages"
-            )
+            raise InputError(f"{path}: the key {key!r} is missing; {has}")
     if content["model"] != model:
         raise InputError(
             f"{path}: this plan is for model {content['model']!r}, but --model is {model!r}"
         )
-    return checked_plan(content["stages"], num_blocks, str(path))
+    return _checked_plan(content["stages"], num_blocks, path)
 
 
-def checked_plan(stages: object, num_blocks: int, where: str) -> Plan:
-    """Turn lists of block numbers, as read from a file, into a Plan.
-
-    Messages begin with where the lists were found.
-
-    Raises:
-        InputError: this is not a list of such lists, or a block is in no stage, in two stages or
-            out of order.
-    """
+def _checked_plan(stages: object, num_blocks: int, path: Path) -> Plan:
+    """Turn what should be lists of block numbers, as read from a file, into a Plan."""
 
     def wrong(what: str) -> InputError:
-        return InputError(f"{where}: {what}")
+        return InputError(f"{path}: {what}")
 
     if not isinstance(stages, list) or not stages:
         raise wrong(f"stages must be a list of lists of block numbers, got {stages!r}")

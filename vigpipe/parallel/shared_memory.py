@@ -64,11 +64,7 @@ class Window:
         self._maps: dict[Segment, mmap.mmap] = {}
 
     def tensor(self, segment: Segment, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Return the tensor that the process has in a segment.
-
-        Raises:
-            OSError: the process or its segment cannot be reached.
-        """
+        """Return the tensor that the process has in a segment; OSError if it cannot be reached."""
         if segment not in self._maps:
             descriptor = os.open(f"/proc/{self._process_id}/fd/{segment.descriptor}", os.O_RDWR)
             try:

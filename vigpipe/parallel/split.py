@@ -64,29 +64,21 @@ class StageModule(nn.Module):
 
     Padding is dropped before the model sees it and comes back as zeros, so it enters no statistic,
     no graph and no gradient.
-
-    Args:
-        model: the stage, as `Cuttable.keep` left it.
-        microbatch_size: rows of a micro-batch of the model's input, padding included.
-        row_shape: shape of one row of the model's input, (C, H, W) of an image.
-        dtype: of the weights.
-        autocast_dtype: of the matrix products; None for that of the weights.
-        boundary: dtype of what passes from stage to stage; None for that of the weights.
-        num_recomputed: number of micro-batches, from the first of a step, whose activations are
-            computed again in the backward.
-        rows: of a micro-batch of the stage's input, and of its output, padding included; None for
-            those of the model's input.
     """
 
     def __init__(
         self,
-        model: Cuttable,
-        microbatch_size: int,
-        row_shape: tuple[int, ...],
-        dtype: torch.dtype,
-        autocast_dtype: torch.dtype | None = None,
-        boundary: torch.dtype | None = None,
+        model: Cuttable,  # the stage, as `Cuttable.keep` left it
+        microbatch_size: int,  # rows of a micro-batch of the model's input, padding included
+        row_shape: tuple[int, ...],  # of one row of the model's input, (C, H, W) of an image
+        dtype: torch.dtype,  # of the weights
+        autocast_dtype: torch.dtype | None = None,  # of matrix products; None for `dtype`
+        boundary: torch.dtype | None = None,  # of what passes between stages; None for `dtype`
+        # Number of micro-batches, from the first of a step, whose activations are computed again in
+        # the backward.
         num_recomputed: int = 0,
+        # Rows of a micro-batch of the stage's input, and of its output, padding included; None for
+        # those of the model's input.
         rows: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
@@ -177,8 +169,6 @@ def cut_stages(
     stage_modules: list[Model] = []
     for index in stage_indices:
         stage_module = model if index == stage_indices[-1] else deepcopy(model)
-        stage_module.keep(
-            plan.stages[index], stem=plan.is_first(index), readout=plan.is_last(index)
-        )
+        stage_module.keep(plan.stages[index], plan.is_first(index), plan.is_last(index))
         stage_modules.append(stage_module)
     return stage_modules

@@ -80,10 +80,9 @@ class Decisions:
     def next(self, decide: Iterator[Decision | None] | None = None) -> Decision:
         """Return the next decision; the first rank may give another source of it than `begin`.
 
-        Raises:
-            StoreLostError: the store that has the table is gone; all ranks of the pipeline hear of
-                it here, and so at the same point of their work.
-            RuntimeError: a peer was lost, or another replica without which this one cannot go on.
+        Raise StoreLostError if the store that has the table is gone: all ranks of the pipeline hear
+        of it here, and so at the same point of their work. Raise RuntimeError if a peer was lost,
+        or another replica without which this one cannot go on.
         """
         decide = decide or self._decide
         while True:

@@ -50,19 +50,15 @@ class NoItem(Enum):
 
 
 class Participant:
-    """A replica or the server, as its first rank sees it.
-
-    Attributes:
-        rested: the table when all rested last, if this was the leader then, or at the end.
-        events: what was done, as rows of events.jsonl (`replication.record`).
-        evaluated: with a server, the last item before the last evaluation; -1 for none.
-    """
+    """A replica or the server, as its first rank sees it."""
 
     def __init__(self, table: SharedTable, rules: Rules) -> None:
         self._table, self.rules = table, rules
+        # The table when all rested last, if this was the leader then, or at the end.
         self.rested = table.read()
+        # With a server, the last item before the last evaluation; -1 for none.
         self.evaluated = self.rested.evaluated
-        self.events: list[dict[str, int]] = []
+        self.events: list[dict[str, int]] = []  # rows of events.jsonl (`replication.record`)
 
     def see(self) -> Table:
         """Return the table as it is now; it must not be changed."""
@@ -91,11 +87,7 @@ class Participant:
 
 
 class Member(Participant):
-    """A replica. With `recorded`, it does that again.
-
-    Attributes:
-        samples: samples that it has trained on since it was averaged; the strategy keeps count.
-    """
+    """A replica. With `recorded`, it does that again."""
 
     def __init__(
         self,
@@ -106,6 +98,7 @@ class Member(Participant):
     ) -> None:
         super().__init__(table, rules)
         self._index, self._recorded = replica_index, recorded
+        # What it was trained on since it was averaged; the strategy keeps count.
         self.samples = self.rested.samples[replica_index]
         self._noted_step = self.rested.taken[replica_index]
         self._was_leader = replica_index == 0

@@ -69,11 +69,7 @@ class Membership:
         self.decisions.begin(decide, self._look_for_lost)
 
     def _look_for_lost(self) -> None:
-        """Give up replicas that are gone; called on the first rank while it waits.
-
-        Raises:
-            RuntimeError: one is gone that the run cannot do without.
-        """
+        """Give up replicas that are gone; RuntimeError if the run cannot do without one."""
         lost = {} if self._alive is None else self._alive.look()
         for replica, why in lost.items():
             if not self.outlives or replica == self._num_replicas:
@@ -153,10 +149,7 @@ class Membership:
     def all_gather(self, value: Any) -> dict[int, Any]:  # noqa: ANN401
         """Return the values of all ranks by rank, in work that is done together; each calls this.
 
-        Values have the types of JSON.
-
-        Raises:
-            RuntimeError: a replica was lost.
+        Values have the types of JSON. Raise RuntimeError if a replica was lost.
         """
         prefix = f"{self._prefix}{self._num_shared}/shared/"
         self._num_shared += 1

@@ -142,10 +142,7 @@ class OwnSteps:
         """Go on where an earlier run has rested; its tensors are in `tensors` already.
 
         It returned the `progress`, and has kept the states of some replicas; the others begin with
-        that of the first of these.
-
-        Raises:
-            ValueError: the progress is malformed, or of another number of replicas.
+        that of the first of these. Raise ValueError if the progress does not fit (`resumed_table`).
         """
         size = self._course.num_replicas
         first = self.membership.first = resumed_table(progress, size, has_server=self._has_server)

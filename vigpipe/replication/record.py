@@ -67,8 +67,7 @@ class Push(NamedTuple):
 def collect(rows: Iterable[Mapping[str, Any]], num_replicas: int) -> list[Recorded]:
     """Collect the rows of events.jsonl, except those that tell how the run was started, by replica.
 
-    Raises:
-        ValueError: a row is malformed, or not the next one of its replica; it is shown.
+    Raise ValueError, which shows the row, if one is malformed or not the next one of its replica.
     """
     recorded = [Recorded() for _ in range(num_replicas)]
     for row in rows:

@@ -78,9 +78,6 @@ def safer(history: Sequence[Reading], most: int = MOST) -> Advice:
     since the start or a change, wait. After a change upwards that paid, or without any change, try
     one more. A change that undoes the one before is going back: then hold off for 20 readings, and
     try one more.
-
-    Raises:
-        ValueError: the history is empty.
     """
     if not history:
         raise ValueError("expected at least one reading (got none)")

@@ -215,10 +215,8 @@ class ServerMember(_WithServer):
     def accept(self, worker: int) -> bool:
         """Count a worker's gradient, which all ranks of the server have received; or return False.
 
-        It does not count if the worker was lost, and its item is another's by now.
-
-        Raises:
-            InputError: the repetition of a record has led to other numbers.
+        It does not count if the worker was lost, and its item is another's by now. Raise InputError
+        if the repetition of a record has led to other numbers.
         """
         event = self._table.change(lambda table: self._take_gradient(table, worker))
         if event is None:

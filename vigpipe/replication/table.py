@@ -208,10 +208,8 @@ def resumed_table(
 ) -> Table:
     """Return the table of a run that goes on with what `Table.progress` returned.
 
-    Replicas that were lost take part again.
-
-    Raises:
-        ValueError: the progress is malformed, or of another number of replicas.
+    Replicas that were lost take part again. Raise ValueError if the progress is malformed, or of
+    another number of replicas.
     """
     table = new_table(num_replicas, has_server=has_server)
     own = table.progress()
@@ -236,10 +234,7 @@ def progress_of_those_left(
 
     `seen` has what `Table.seen` returned on each replica that is left, or on a server alone. The
     newest one tells who had drawn which items; what a replica has done since, it tells itself. The
-    items of all others go back.
-
-    Raises:
-        ValueError: what was seen is malformed.
+    items of all others go back. Raise ValueError if what was seen is malformed.
     """
     has_server = num_replicas in seen
     tables = {

@@ -68,8 +68,7 @@ class Travel:
     def end(self) -> tuple[list[Tensor], list[Tensor]]:
         """Wait for the average, and return the given tensors and their means over all replicas.
 
-        Raises:
-            RuntimeError: a replica was lost.
+        Raise RuntimeError if a replica was lost.
         """
         self._wait()
         self._number = 0
