@@ -42,10 +42,7 @@ NOTHING_WANTED = Status()
 
 @dataclass
 class Agreement:
-    """The statuses of all peers in one step, in rank order; the same on every one of them.
-
-    The numbers must be finite on all of them; one that is asked to stop or to save is enough.
-    """
+    """The statuses of all peers in one step, in rank order; the same on every one of them."""
 
     statuses: Sequence[Status]
 

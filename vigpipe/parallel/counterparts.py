@@ -11,10 +11,7 @@ from vigpipe.parallel.gradients import gather_vectors
 
 
 class Counterparts:
-    """The ranks of all replicas that hold the same stages; they call each method together.
-
-    The group is None for a replica alone.
-    """
+    """The ranks of all replicas that hold the same stages; they call each method together."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group

@@ -78,10 +78,7 @@ class Compressor(Protocol):
 
 
 class CompressedGradients(FlatGradients):
-    """Gradients that are added up over replicas with fewer bytes (--compress).
-
-    Ranks that share a replica's batch, if any, add their gradients up whole before.
-    """
+    """Gradients that shards add up whole, and then replicas with fewer bytes (--compress)."""
 
     def __init__(
         self,
@@ -166,10 +163,7 @@ def _views(buffer: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
 
 
 class DDPGradients:
-    """Gradients that DistributedDataParallel adds up during the last backward.
-
-    `reducing` is called when only the sum of the last bucket is outstanding.
-    """
+    """Gradients that DistributedDataParallel adds up during the last backward."""
 
     def __init__(
         self,

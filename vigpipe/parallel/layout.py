@@ -111,10 +111,7 @@ class Layout:
         return divmod(replica_index, self.team_size)
 
     def state_of(self, replica_index: int) -> int:
-        """Return which of the states in a checkpoint a replica begins with: there is one a team.
-
-        With a server there is one in all, its own.
-        """
+        """Return which state in a checkpoint a replica begins with: its team's, or the server's."""
         return 0 if self.has_server else self.team_of(replica_index)[0]
 
     def pipeline_rank(self, rank: int) -> int:

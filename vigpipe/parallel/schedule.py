@@ -230,10 +230,7 @@ class Pipeline:
     def _send_samples(
         self, batch: ReplicaBatch, send: Send
     ) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-        """Send inputs and labels, as far as this rank needs them: arguments of a schedule.
-
-        The schedule fills the list of losses.
-        """
+        """Send the inputs and labels that this rank needs; the schedule fills the `losses`."""
         weights = () if batch.weights is None else send(batch.weights).chunk(len(batch.sizes))
         self.loss.begin(batch.num_samples, weights)
         inputs = () if batch.inputs is None else (send(batch.inputs),)

@@ -28,10 +28,7 @@ class Contribution(NamedTuple):
 
 
 class Shards:
-    """The m ranks that share a replica's batch; they call each method together.
-
-    The group is None for a rank that has a batch for itself.
-    """
+    """The m ranks that share a replica's batch; they call each method together."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group

@@ -161,10 +161,7 @@ class StageModule(nn.Module):
 def cut_stages(
     build: Callable[[], Model], plan: Plan, stage_indices: tuple[int, ...]
 ) -> list[Model]:
-    """Build the stages of one rank, one model for each.
-
-    The whole model is built first, so that the initial weights do not depend on the cut.
-    """
+    """Build a rank's stages from the whole model, so that its weights do not depend on the cut."""
     model = build()
     stage_modules: list[Model] = []
     for index in stage_indices:

@@ -49,10 +49,7 @@ class StepGraph:
         return batch.num_samples == self._num_samples
 
     def __call__(self, batch: ReplicaBatch) -> Tensor:
-        """Run a full batch forwards and backwards; return its micro-batches' losses, (M,) float64.
-
-        Gradients add up in `.grad`.
-        """
+        """Run a full batch; return its losses, (M,) float64, with gradients added up in `.grad`."""
         if self._num_steps < NUM_WARMUP:
             self._num_steps += 1
             with self._timing:

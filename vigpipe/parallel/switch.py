@@ -27,20 +27,14 @@ _Exchange = Callable[[Tensor], Tensor]
 
 
 def to_columns(x: Tensor, shards: Shards, num_rows: int, heads: int = 1) -> Tensor:
-    """Switch from rows to columns, with H heads: (n_k, H * c) -> (n, H * c_k).
-
-    All ranks together have n rows.
-    """
+    """Switch from rows to columns of all n rows, with H heads: (n_k, H * c) -> (n, H * c_k)."""
     there = partial(send_columns, shards=shards, num_rows=num_rows, heads=heads)
     back = partial(send_rows, shards=shards, num_channels=x.shape[1], heads=heads)
     return _exchanged(x, there, back)
 
 
 def to_rows(x: Tensor, shards: Shards, num_channels: int, heads: int = 1) -> Tensor:
-    """Switch from columns to rows, with H heads: (n, H * c_k) -> (n_k, H * c).
-
-    All ranks together have H * c channels.
-    """
+    """Switch from columns to rows of all H * c channels: (n, H * c_k) -> (n_k, H * c)."""
     there = partial(send_rows, shards=shards, num_channels=num_channels, heads=heads)
     back = partial(send_columns, shards=shards, num_rows=len(x), heads=heads)
     return _exchanged(x, there, back)

@@ -38,10 +38,7 @@ class Alive:
             self._thread.start()
 
     def look(self) -> dict[int, str]:
-        """Look at the others, once a second at most; call this while waiting for one of them.
-
-        Return the replicas that are lost, with a sentence that says why.
-        """
+        """Return the others that are lost, and why; looks once a second, while waiting for one."""
         now = time.monotonic()
         if now - self._looked < BEAT_SECONDS:
             return {}

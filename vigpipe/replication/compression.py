@@ -52,10 +52,7 @@ class Method(Protocol):
         return {}
 
     def add_up(self, tensors: Named, memory: Named, exchange: Exchange, partner: int) -> Sums:
-        """Add up tensors of one dtype over replicas; the ranks concerned call this together.
-
-        `memory` is that of the last sum.
-        """
+        """Add up tensors of one dtype over replicas together, with the `memory` of the last sum."""
         ...
 
     def bytes_sent(self, shapes: Shapes, itemsize: int, num_replicas: int, partner: int) -> int:
@@ -92,10 +89,7 @@ class Bfloat16(Method):
 
 
 class TopK(Method):
-    """Sends the largest numbers of each tensor, with their indices.
-
-    It sends `ratio` times as many as there are, rounded up.
-    """
+    """Sends the largest `ratio` of each tensor's numbers, rounded up, with their indices."""
 
     def __init__(self, ratio: float) -> None:
         self._ratio = ratio

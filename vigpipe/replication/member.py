@@ -182,10 +182,7 @@ class Member(Participant):
             self.events.append({"replica": self._index, "step": step, "item": item})
 
     def epoch_to_evaluate(self, item: int) -> int:
-        """Return the epoch that the leader must evaluate before its next item, and note it as done.
-
-        Epochs are counted from 1; 0 stands for none.
-        """
+        """Return the epoch that the leader must evaluate before an item, and note it; or 0."""
         course, table = self.rules.course, self._table.last_seen
         last = table.last[self._index]
         if last in (-1, table.evaluated):

@@ -139,10 +139,7 @@ class Membership:
                 return result  # pyright: ignore[reportReturnType]
 
     def is_to_write(self) -> bool:
-        """Whether this replica writes the run's files, in work that is done together.
-
-        The writer is the server, or the first replica that is left.
-        """
+        """Whether this replica writes the run's files: it is the server, or the first one left."""
         writer = self._members[-1 if self._position.num_teams > self._num_replicas else 0]
         return writer == self._position.team and not self._position.replica_in_team
 

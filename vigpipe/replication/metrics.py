@@ -109,10 +109,7 @@ def _milliseconds_an_item(replica: Mapping[str, float]) -> float:
 
 
 def partial_items(replicas: Sequence[Mapping[str, float]]) -> str:
-    """Say how long items of partial batches took, which the table's milliseconds leave out.
-
-    The text is empty if there were none, or if an earlier version made the tables.
-    """
+    """Say how long partial batches took, which the table's milliseconds leave out; or nothing."""
     told: list[str] = []
     for replica in replicas:
         number = replica.get("partial_items", 0)

@@ -125,10 +125,7 @@ class OwnSteps:
         return means
 
     def _samples_after(self, total: Tensor) -> int:
-        """Return how many samples stand behind the new weights, which are a mean.
-
-        `total` stands behind all weights that were averaged, a scalar on the device.
-        """
+        """Return how many samples stand behind a mean, of `total` behind all that it is of."""
         return 0
 
     def _give(self, number: int) -> None:
@@ -391,10 +388,7 @@ class OwnSteps:
         self._tell()
 
     def progress(self) -> Mapping[str, Any]:
-        """Return how far each replica is, for a checkpoint; all ranks of a pipeline call this.
-
-        A later run goes on with it and with the tensors of `tensors` and `stored`.
-        """
+        """Return how far each replica is, for a checkpoint; all ranks of a pipeline call this."""
         own = None if self._member is None else self._member.rested.progress()
         return all_gather_values(own, *self.peers)[0]
 

@@ -116,10 +116,7 @@ class PeriodicMember(Member):
         return num_due > table.joined[self._index]
 
     def _join(self) -> Waiting[bool]:
-        """Come to the next average, and wait for every replica; return whether it takes place.
-
-        It does not if the pool was closed before all have come; the replica has then left again.
-        """
+        """Come to the next average, and wait; return whether all come before the pool is closed."""
 
         def come(table: Table) -> int:
             table.joined[self._index] += 1

@@ -181,10 +181,7 @@ class ServerMember(_WithServer):
         self._recorded, self._num_rests = recorded, 0
 
     def serve(self) -> Decision | None:
-        """Decide which worker may pull or push next, if one may.
-
-        A pull counts at once, a push once it is accepted.
-        """
+        """Decide which worker may pull or push next; a pull counts at once, a push if accepted."""
         table = self._table.read()
         worker = self._next_worker(table)
         if worker is None:

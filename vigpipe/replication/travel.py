@@ -66,10 +66,7 @@ class Travel:
         self._thread.start()
 
     def end(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Wait for the average, and return the given tensors and their means over all replicas.
-
-        Raise RuntimeError if a replica was lost.
-        """
+        """Wait for the average; return the given tensors and their means, or raise its error."""
         self._wait()
         self._number = 0
         return list(self._given.values()), list(self._means.values())
