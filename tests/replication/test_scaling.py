@@ -11,27 +11,24 @@ FLAT = [100.0] * 5
 
 
 @pytest.mark.parametrize(
-    ("readings", "num_replicas", "expected", "gain"),
+    ("readings", "num_replicas", "expected"),
     [
-        ([100.0] * 9, 4, 4, None),
-        ([100.0] * 10, 4, 5, 0.0),
-        ([*FLAT, *[104.9] * 5], 4, 5, 0.049),
-        ([*FLAT, *[105.0] * 5], 4, 4, 0.05),  # exactly 5 % still grows
-        ([*FLAT, 90.0, 95.0, 100.0, 105.0, 110.0], 4, 5, 0.0),  # means, not single readings
-        ([1.0] * 90 + FLAT + [120.0] * 5, 4, 4, 0.2),  # only the last 10 count
-        ([100.0] * 10, 15, 16, 0.0),
-        ([100.0] * 10, 16, 16, 0.0),  # the most
-        ([0.0] * 10, 4, 4, None),
-        ([*FLAT, *[0.0] * 5], 4, 5, -1.0),  # the rule adds one when throughput falls, too
+        ([100.0] * 9, 4, 4),
+        ([100.0] * 10, 4, 5),
+        ([*FLAT, *[104.9] * 5], 4, 5),
+        ([*FLAT, *[105.0] * 5], 4, 4),  # exactly 5 % still grows
+        ([*FLAT, 90.0, 95.0, 100.0, 105.0, 110.0], 4, 5),  # means, not single readings
+        ([1.0] * 90 + FLAT + [120.0] * 5, 4, 4),  # only the last 10 count
+        ([100.0] * 10, 15, 16),
+        ([100.0] * 10, 16, 16),  # the most
+        ([0.0] * 10, 4, 4),
+        ([*FLAT, *[0.0] * 5], 4, 5),  # the rule adds one when throughput falls, too
     ],
 )
 def test_the_published_rule_adds_a_replica_when_throughput_is_flat(
-    readings, num_replicas, expected, gain
+    readings, num_replicas, expected
 ):
-    advice = published(readings, num_replicas)
-    assert advice.num_replicas == expected
-    assert advice.gain == (None if gain is None else pytest.approx(gain))
-    assert advice.needed == (None if gain is None else 0.05)
+    assert published(readings, num_replicas).num_replicas == expected
 
 
 # ---- the safer rule -------------------------------------------------------------------------
@@ -43,50 +40,41 @@ def history(*stretches: tuple[int, float, int]) -> list[Reading]:
 
 
 @pytest.mark.parametrize(
-    ("stretches", "expected", "gain", "needed"),
+    ("stretches", "expected"),
     [
         # Without a change.
-        ([(4, 100, 4)], 4, None, None),
-        ([(4, 100, 5)], 5, None, None),
+        ([(4, 100, 4)], 4),
+        ([(4, 100, 5)], 5),
         # One more: it must bring 0.5 / p.
-        ([(4, 100, 9), (5, 150, 4)], 5, None, None),
-        ([(4, 100, 9), (5, 112.5, 5)], 6, 0.125, 0.125),
-        ([(4, 100, 9), (5, 112.4, 5)], 4, 0.124, 0.125),
-        ([(4, 100, 2), (5, 120, 5)], 6, 0.2, 0.125),  # fewer than 5 before: what there is
-        ([(4, 50, 9), (4, 100, 5), (5, 60, 9), (5, 120, 5)], 6, 0.2, 0.125),  # the last 5 of each
+        ([(4, 100, 9), (5, 150, 4)], 5),
+        ([(4, 100, 9), (5, 112.5, 5)], 6),
+        ([(4, 100, 9), (5, 112.4, 5)], 4),
+        ([(4, 100, 2), (5, 120, 5)], 6),  # fewer than 5 before: what there is
+        ([(4, 50, 9), (4, 100, 5), (5, 60, 9), (5, 120, 5)], 6),  # the last 5 of each
         # Several more at once: as much for each.
-        ([(4, 100, 9), (8, 150, 5)], 9, 0.5, 0.5),
-        ([(4, 100, 9), (8, 149, 5)], 4, 0.49, 0.5),
+        ([(4, 100, 9), (8, 150, 5)], 9),
+        ([(4, 100, 9), (8, 149, 5)], 4),
         # A throughput of 0 cannot be compared with.
-        ([(4, 0, 9), (5, 100, 5)], 5, None, None),
-        ([(4, 100, 9), (5, 0, 5)], 4, -1.0, 0.125),
+        ([(4, 0, 9), (5, 100, 5)], 5),
+        ([(4, 100, 9), (5, 0, 5)], 4),
         # Back, and hold off.
-        ([(4, 100, 9), (5, 105, 5), (4, 100, 19)], 4, None, None),
-        ([(4, 100, 9), (5, 105, 5), (4, 100, 20)], 5, None, None),
-        ([(16, 100, 9), (15, 50, 5), (16, 100, 20)], 16, None, None),
+        ([(4, 100, 9), (5, 105, 5), (4, 100, 19)], 4),
+        ([(4, 100, 9), (5, 105, 5), (4, 100, 20)], 5),
+        ([(16, 100, 9), (15, 50, 5), (16, 100, 20)], 16),
         # Tried again, which is no way back.
-        ([(4, 100, 9), (5, 105, 5), (4, 100, 20), (5, 105, 5)], 4, 0.05, 0.125),
-        ([(4, 100, 9), (5, 105, 5), (4, 100, 20), (5, 105, 5), (4, 100, 5)], 4, None, None),
+        ([(4, 100, 9), (5, 105, 5), (4, 100, 20), (5, 105, 5)], 4),
+        ([(4, 100, 9), (5, 105, 5), (4, 100, 20), (5, 105, 5), (4, 100, 5)], 4),
         # Two that paid, and a third.
-        ([(4, 100, 9), (5, 125, 9), (6, 150, 5)], 7, 0.2, 0.1),
+        ([(4, 100, 9), (5, 125, 9), (6, 150, 5)], 7),
         # Fewer: they may cost less than 0.5 / p each.
-        ([(5, 100, 9), (4, 95, 5)], 4, -0.05, -0.1),
-        ([(5, 100, 9), (4, 90, 5)], 5, -0.1, -0.1),
-        ([(4, 100, 9), (2, 70, 5)], 4, -0.3, -0.25),
-        ([(5, 100, 9), (4, 80, 5), (5, 100, 20)], 6, None, None),
+        ([(5, 100, 9), (4, 95, 5)], 4),
+        ([(5, 100, 9), (4, 90, 5)], 5),
+        ([(4, 100, 9), (2, 70, 5)], 4),
+        ([(5, 100, 9), (4, 80, 5), (5, 100, 20)], 6),
     ],
 )
-def test_the_safer_rule_keeps_only_what_pays(stretches, expected, gain, needed):
-    advice = safer(history(*stretches))
-    assert advice.num_replicas == expected
-    assert advice.gain == (None if gain is None else pytest.approx(gain))
-    assert advice.needed == (None if needed is None else pytest.approx(needed))
-
-
-def test_both_rules_take_another_number_as_the_most():
-    assert published([100.0] * 10, 4, most=4).num_replicas == 4
-    assert safer(history((4, 100, 5)), most=4).num_replicas == 4
-    assert safer(history((4, 100, 5), (5, 120, 5)), most=5).num_replicas == 5
+def test_the_safer_rule_keeps_only_what_pays(stretches, expected):
+    assert safer(history(*stretches)).num_replicas == expected
 
 
 def test_a_rule_says_why():
@@ -96,11 +84,6 @@ def test_a_rule_says_why():
     assert safer(history((5, 100, 9), (4, 95, 5))).why == (
         "From 5 to 4 replicas throughput changed by −5.0%, a loss of less than 10.0%: keep 4."
     )
-
-
-def test_the_safer_rule_needs_a_reading():
-    with pytest.raises(ValueError, match="got none"):
-        safer([])
 
 
 # ---- the prediction -------------------------------------------------------------------------

@@ -37,40 +37,36 @@ class Advice(NamedTuple):
     """What a rule says."""
 
     num_replicas: int  # to have from now on
-    gain: float | None  # share by which throughput changed; None without a measurement
-    needed: float | None  # what it was compared with; None without a comparison
     why: str  # one sentence, with the numbers
 
 
-def published(readings: Sequence[float], num_replicas: int, most: int = MOST) -> Advice:
+def published(readings: Sequence[float], num_replicas: int) -> Advice:
     """Decide by the published rule: one more replica when throughput has stopped growing.
 
     With at least 10 readings, the gain is that of the last 5 over the 5 before. If it is less than
-    5 %, and there are fewer than `most` replicas, add one. All readings are with `num_replicas`.
+    5 %, and there are fewer than 16 replicas, add one. All readings are with `num_replicas`.
 
     The pitfall: throughput is flat whenever nothing changes, so a flat curve does not mean that
     more replicas help. The rule never looks whether one helped, or removes it; `safer` does.
     """
     if len(readings) < 2 * WINDOW:
         why = f"Readings so far: {len(readings)}; the rule needs {2 * WINDOW}."
-        return Advice(num_replicas, None, None, why)
+        return Advice(num_replicas, why)
     gain = _gain(readings[-2 * WINDOW : -WINDOW], readings[-WINDOW:])
     if gain is None:
         why = f"Nothing can be compared with a throughput of 0, as in the {WINDOW} before the last."
-        return Advice(num_replicas, None, None, why)
+        return Advice(num_replicas, why)
     why = f"The last {WINDOW} readings differ by {percent(gain)} from the {WINDOW} before"
+    flat = percent(FLAT, sign=False)
     if gain >= FLAT:
-        why += f": throughput still grows by {percent(FLAT, sign=False)} or more."
-    elif num_replicas >= most:
-        why += f", which is flat, but {most} replicas are the most."
-    else:
-        why += f", less than {percent(FLAT, sign=False)}: one more replica."
-    adds = gain < FLAT and num_replicas < most
-    return Advice(num_replicas + adds, gain, FLAT, why)
+        return Advice(num_replicas, f"{why}: throughput still grows by {flat} or more.")
+    if num_replicas >= MOST:
+        return Advice(num_replicas, f"{why}, which is flat, but {MOST} replicas are the most.")
+    return Advice(num_replicas + 1, f"{why}, less than {flat}: one more replica.")
 
 
-def safer(history: Sequence[Reading], most: int = MOST) -> Advice:
-    """Decide by all readings of a run: try one more replica, and keep only a change that pays.
+def safer(history: Sequence[Reading]) -> Advice:
+    """Decide by all readings, at least one: try one more replica, and keep only what pays.
 
     A change from p to q replicas is judged by the last 5 readings before it and the last 5 since.
     More are kept if throughput rose by at least 0.5 / p for each one added, fewer if it fell by
@@ -79,8 +75,6 @@ def safer(history: Sequence[Reading], most: int = MOST) -> Advice:
     one more. A change that undoes the one before is going back: then hold off for 20 readings, and
     try one more.
     """
-    if not history:
-        raise ValueError("expected at least one reading (got none)")
     stretches = [
         (number, [reading.per_second for reading in readings])
         for number, readings in groupby(history, lambda reading: reading.num_replicas)
@@ -89,33 +83,27 @@ def safer(history: Sequence[Reading], most: int = MOST) -> Advice:
     if _went_back([number for number, _ in stretches]):
         why = f"Readings since the run went back from {stretches[-2][0]} to {now}: {len(since)}"
         if len(since) < HOLD_OFF:
-            return Advice(now, None, None, f"{why}; no change before {HOLD_OFF}.")
-        return _try_one_more(now, most, f"{why}.")
+            return Advice(now, f"{why}; no change before {HOLD_OFF}.")
+        return _try_one_more(now, f"{why}.")
     if len(since) < WINDOW:
         what = f"since the change to {now}" if len(stretches) > 1 else "so far"
-        why = f"Readings {what}: {len(since)}; a change is judged by {WINDOW}."
-        return Advice(now, None, None, why)
+        return Advice(now, f"Readings {what}: {len(since)}; a change is judged by {WINDOW}.")
     if len(stretches) == 1:
-        return _try_one_more(now, most, "The number of replicas was never changed.")
+        return _try_one_more(now, "The number of replicas was never changed.")
     before, old = stretches[-2]
-    gain, each = _gain(old[-WINDOW:], since[-WINDOW:]), 0.5 / before
-    needed = each * (now - before)
+    gain, needed = _gain(old[-WINDOW:], since[-WINDOW:]), 0.5 / before * (now - before)
     if gain is None:
         why = f"Nothing can be compared with a throughput of 0, as with {before} replicas."
-        return Advice(now, None, None, why)
+        return Advice(now, why)
     why = f"From {before} to {now} replicas throughput changed by {percent(gain)}"
     if now > before and gain >= needed:
-        return _try_one_more(now, most, f"{why}, at least {percent(needed)}: keep {now}.")._replace(
-            gain=gain, needed=needed
-        )
+        return _try_one_more(now, f"{why}, at least {percent(needed)}: keep {now}.")
     if now > before:
-        why += f", less than {percent(needed)}: go back to {before}."
-        return Advice(before, gain, needed, why)
+        return Advice(before, f"{why}, less than {percent(needed)}: go back to {before}.")
     lost = percent(-needed, sign=False)
     if gain > needed:
-        return Advice(now, gain, needed, f"{why}, a loss of less than {lost}: keep {now}.")
-    why += f", a loss of {lost} or more: go back to {before}."
-    return Advice(before, gain, needed, why)
+        return Advice(now, f"{why}, a loss of less than {lost}: keep {now}.")
+    return Advice(before, f"{why}, a loss of {lost} or more: go back to {before}.")
 
 
 class Prediction(NamedTuple):
@@ -262,7 +250,7 @@ def _went_back(numbers: Sequence[int]) -> bool:
     return undoes
 
 
-def _try_one_more(now: int, most: int, why: str) -> Advice:
-    if now >= most:
-        return Advice(now, None, None, f"{why} {now} replicas are the most.")
-    return Advice(now + 1, None, None, f"{why} Try {now + 1}, and see whether it pays.")
+def _try_one_more(now: int, why: str) -> Advice:
+    if now >= MOST:
+        return Advice(now, f"{why} {now} replicas are the most.")
+    return Advice(now + 1, f"{why} Try {now + 1}, and see whether it pays.")
