@@ -134,12 +134,8 @@ class StageModule(nn.Module):
 
     @torch.no_grad()
     def by_layer(self, x: Tensor, structure: tuple[Any, ...], chunk: int) -> Tensor:
-        """Run the stage on all n rows of a large input, (n, ...), in evaluation mode.
-
-        The model must take a structure, and offer `by_layer`, as graph models do. At most `chunk`
-        rows of a layer are computed at a time.
-        """
-        model: Any = self.model
+        """Evaluate all n rows of a large input, (n, ...), `chunk` rows of each layer at a time."""
+        model: Any = self.model  # of a graph, with a structure; these offer `by_layer`
         with self._precision(x):
             y = model.by_layer(x.to(self.dtype), *structure, chunk=chunk)
         return y.to(self.output_dtype).contiguous()

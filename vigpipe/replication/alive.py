@@ -14,11 +14,7 @@ BEAT_SECONDS = 1.0
 
 
 class Alive:
-    """Sends heartbeats of this replica in a thread, and watches those of the others.
-
-    A replica counts as lost if its number has not grown for `timeout_seconds`, or if `has_ended`
-    says that one of its processes has ended.
-    """
+    """Sends heartbeats of this replica in a thread, and watches those of the others."""
 
     def __init__(
         self,

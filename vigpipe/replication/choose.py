@@ -29,10 +29,7 @@ def make_strategy(
     recorded: Sequence[Recorded] | None = None,
     describe_wide: Callable[[], Wide] | None = None,
 ) -> Synchronous | OwnSteps:
-    """Make the strategy of a rank.
-
-    With `recorded`, each replica does that again. Only sub-networks need `describe_wide`.
-    """
+    """Make the strategy of a rank, which does what was `recorded` again, if anything was."""
     if options.strategy == "synchronous":
         return Synchronous(course, position.replica_in_team, position.peers)
     own = options, course, position, weights, recorded

@@ -67,11 +67,7 @@ class Decisions:
         self._check: Callable[[], None] = lambda: None
 
     def begin(self, decide: Iterator[Decision | None], check: Callable[[], None]) -> None:
-        """Begin to decide, on the first rank of the pipeline.
-
-        `decide` yields None while it waits for another replica; `check` is called meanwhile, and
-        looks whether one is lost.
-        """
+        """Begin to decide, on the first rank; `check` is called while `decide` yields None."""
         self._decide, self._check = decide, check
 
     def end(self) -> None:

@@ -57,11 +57,7 @@ class Membership:
         return self._table
 
     def begin(self, decide: Iterator[Decision | None], lose: Callable[[int], None]) -> None:
-        """Begin to decide, and to watch the others, on the first rank of this replica.
-
-        `decide` makes the decisions (see `Decisions.begin`). `lose` is called with a replica that
-        is gone, before all go on without it.
-        """
+        """Begin, on the first rank, to decide and to watch the others; `lose` hears who is gone."""
         position = self._position
         timeout, has_ended = position.timeout_seconds, position.has_ended
         self._alive = Alive(self.store, position.team, position.num_teams, timeout, has_ended)
@@ -87,10 +83,7 @@ class Membership:
         return self._steps_of_lost
 
     def fail(self, *, is_own: bool) -> None:
-        """Let the others know that this rank, and so its replica, fails.
-
-        If `is_own`, the cause is the run itself, so that the others would fail as well.
-        """
+        """Let the others know that this replica fails, and if `is_own`, that they would as well."""
 
         def change(table: Table) -> None:
             table.is_over |= is_own or self._position.is_server or not self.outlives

@@ -206,7 +206,7 @@ class OwnSteps:
             with self._diary.doing("saved"):
                 self._before_rest(action is Action.STOP)
                 loop.rest(number, stop=action is Action.STOP)
-            self._outbox.forget()  # the rows are in the files that belong to the checkpoint
+            self._outbox.kept = []  # the rows are in the files that belong to the checkpoint
 
     def _evaluate(self, epoch: int, loop: Loop) -> None:
         with self._diary.doing("evaluated"):

@@ -18,17 +18,13 @@ class Outbox:
 
     def __init__(self, store: Store, rank: int) -> None:
         self._store, self._rank, self._num_sent = store, rank, 0
-        self.kept: list[dict[str, Any]] = []  # those that were sent since the last `forget`
+        self.kept: list[dict[str, Any]] = []  # those that are not in a checkpoint's files
 
     def send(self, parcel: dict[str, Any]) -> None:
         """Send a parcel; it has arrived when this returns. It is kept even if the store is lost."""
         self.kept.append(parcel)
         self._store.set(_key(self._rank, self._num_sent), json.dumps(parcel))
         self._num_sent += 1
-
-    def forget(self) -> None:
-        """Forget the parcels that were sent: they are in the run's files by now."""
-        self.kept = []
 
 
 class Inbox:

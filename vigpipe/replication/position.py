@@ -12,11 +12,7 @@ from vigpipe.parallel.counterparts import Counterparts
 
 @dataclass(frozen=True)
 class Position:
-    """A rank's position.
-
-    A team is the replicas that take every step together. Where replicas take steps of their own,
-    each is a team, unless all replicas of a host are one. The server's pipeline is one more team.
-    """
+    """A rank's position; for teams see `parallel.layout`. A server's pipeline is one more team."""
 
     team: int
     replica_in_team: int

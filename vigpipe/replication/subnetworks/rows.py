@@ -147,10 +147,7 @@ class WideRows:
         names: Sequence[str],
         targets: Sequence[Sequence[Index]],
     ) -> Iterator[tuple[str, Index, Tensor]]:
-        """Send each rank its pieces of the named tensors; yield those that it sends.
-
-        They come with their names and where they will be put, as in `targets` for each rank.
-        """
+        """Send each rank its pieces; yield name, target and piece for those that it sends."""
         shapes = [
             [self._shape(name, index) for name, index in zip(names, indices, strict=True)]
             for indices in targets
