@@ -137,9 +137,8 @@ class Layout:
             if self.num_shards > 1:
                 of_replica = f"--shards {self.num_shards}"
             raise InputError(
-                f"{world_size} ranks were started, but {of_replica} x "
-                f"{replicas} needs {self.world_size}; start {self.world_size} "
-                "ranks or change the two options"
+                f"{world_size} ranks were started, but {of_replica} x {replicas} needs "
+                f"{self.world_size}; start {self.world_size} ranks or change the two options"
             )
 
     def __str__(self) -> str:

@@ -211,7 +211,7 @@ class OwnSteps:
     def _evaluate(self, epoch: int, loop: Loop) -> None:
         with self._diary.doing("evaluated"):
             if loop.evaluate(epoch):
-                self._ask_to_save()
+                self._ask_to_rest(stop=False)
 
     def _next_decision(self) -> Decision:
         with self._diary.doing("waited"):
@@ -357,15 +357,14 @@ class OwnSteps:
         self._is_full = is_full
         self._count_samples(self._samples + (self._last_samples or 0))
         self._num_samples += self._last_samples or 0
-        if self._member is not None and (agreement.save or agreement.stop):
-            with contextlib.suppress(StoreLostError):
-                self._member.close(stop=agreement.stop)
+        if agreement.save or agreement.stop:
+            self._ask_to_rest(stop=agreement.stop)
 
-    def _ask_to_save(self) -> None:
-        """Close the pool, so that all rest, and save."""
+    def _ask_to_rest(self, *, stop: bool) -> None:
+        """Close the pool, so that all rest, save, and perhaps stop."""
         if self._member is not None:
             with contextlib.suppress(StoreLostError):
-                self._member.close()
+                self._member.close(stop=stop)
 
     def average_at_the_end(self, left: Counterparts) -> None:
         """Make the replicas that are left equal after the last step; all ranks call this together.

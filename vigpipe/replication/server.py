@@ -81,8 +81,9 @@ class Worker(_WithServer):
         self._item = decision.number  # if it is to TAKE one
         yield from super()._do(decision, loop)
 
-    def _ask_to_save(self) -> None:
-        """Do nothing: the server asks, before it lets all go on."""
+    def _evaluate(self, epoch: int, loop: Loop) -> None:
+        with self._diary.doing("evaluated"):
+            loop.evaluate(epoch)  # the server asks all to save, before it lets them go on
 
     def combine_gradients(self, own: Computed) -> Outcome:
         """Give the gradients to the server, unless some are not finite or the item is empty."""
