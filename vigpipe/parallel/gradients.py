@@ -32,10 +32,7 @@ from vigpipe.ops.double_sum import DoubleSum, PairSum, offer, withdraw
 
 
 def gather_vectors(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Gather a vector (n,) from each rank of a group: (D, n), in rank order; every rank calls this.
-
-    The group is None for this rank alone.
-    """
+    """Gather a vector (n,) from each rank of a group, which all call this, in order: (D, n)."""
     if group is None or values.numel() == 0:
         return values.unsqueeze(0)
     all_values = values.new_empty(group.size() * values.numel())

@@ -113,10 +113,7 @@ class Member(Participant):
         raise NotImplementedError
 
     def _may_leave(self, table: Table, *, for_good: bool) -> bool:
-        """Whether it may leave the others, for good or for a rest, as part of a table's change.
-
-        This may set a replica free that waits for this one.
-        """
+        """Whether it may leave the others, in a change of the table, which may set them free."""
         raise NotImplementedError
 
     def _next_item(self, table: Table) -> int | None:

@@ -52,10 +52,7 @@ class Travel:
         self.go_on(number, num_samples, has_come=False)
 
     def go_on(self, number: int, num_samples: int, *, has_come: bool) -> None:
-        """Go on with an average for which the tensors are given, and perhaps the means are there.
-
-        If `has_come`, an earlier run has computed the means.
-        """
+        """Go on with an average of the given tensors; if `has_come`, the means are here already."""
         self._number = number
         if has_come:
             return
