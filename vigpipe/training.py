@@ -52,11 +52,11 @@ def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
     if FOLDER_VARIABLE in os.environ:
         # If this rank dies from now on, its launcher may keep the others.
         note_met(Path(os.environ[FOLDER_VARIABLE]), rank)
-    try:
-        with contextlib.closing(training.reporter):
+    with contextlib.closing(training.reporter):
+        try:
             return training.carry_out()
-    except Exception as error:
-        return training.fail(error)
+        except Exception as error:
+            return training.fail(error)  # which may have more to tell
 
 
 class Training(Loop):

@@ -76,7 +76,7 @@ class RunRecord:
     ) -> None:
         self.folder, self._log = folder, log
         self._path = folder / METRICS
-        self._is_full = self._is_closed = False
+        self._is_full = False
         # Loss and samples are sums over the epoch's steps so far.
         self._epoch, self._loss_sum, self._num_samples = 0, 0.0, 0
         kept: list[tuple[bytes, dict[str, Any]]] = []  # rows of the run that this one continues
@@ -147,11 +147,10 @@ class RunRecord:
         return self._metrics.sync()
 
     def close(self) -> None:
-        """Close metrics.jsonl, after the last row or when the run fails."""
+        """Close metrics.jsonl and the tracker, after the last row or when the run fails."""
         self._metrics.close()
-        if not self._is_closed:
-            self._is_closed = True
-            self._tell_tracker(lambda tracker: tracker.close())
+        self._tell_tracker(lambda tracker: tracker.close())
+        self._tracker = None  # which may be told nothing more
 
     def _tell_tracker(self, tell: Callable[[Tracker], None]) -> None:
         """Do something with the tracker; if it fails, say so once and go on without it."""
