@@ -258,7 +258,10 @@ def set_up_rank(options: TrainConfig | PredictConfig, layout: Layout, launch: La
 
 
 def check_gpus(requested: Device, launch: Launch, num_ranks: int) -> int | None:
-    """Refuse to start ranks that would find no GPU, touching none; return the first rank's."""
+    """Refuse to start more ranks than there are GPUs, if they need one each; touch none of them.
+
+    Returned is the number of the first rank's GPU; None if ranks are to compute on CPUs.
+    """
     all_here = replace(launch, world_size=num_ranks, local_world_size=num_ranks)
     return choose_gpu(requested, all_here, count_gpus(requested))
 

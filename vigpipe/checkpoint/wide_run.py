@@ -59,7 +59,11 @@ class _Route:
         return self._here == (owner, stage)
 
     def carry(self, own: Tensor | None, like: Tensor, owner: int, stage: int) -> Tensor | None:
-        """Take a tile from its owner's rank of a stage to the one that writes, which returns it."""
+        """Send a tile from its owner's rank of a stage to the rank that writes; return it there.
+
+        All ranks on the way call this, and all but the last receive None. Its owner's rank has the
+        tile as `own`; the others have None, and `like` says its shape and dtype.
+        """
         tile, (_, last) = own, self._writer
         if self.begins_here(owner, stage) and owner > 0:
             assert own is not None

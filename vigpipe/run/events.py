@@ -26,11 +26,13 @@ from vigpipe.run.folder import EVENTS, MAKE_ROOM
 
 
 class EventsFile:
-    """Appends events of all replicas, and facts of each start; only one rank of a run has it."""
+    """Appends the events of all replicas, and facts of each start; only one rank of a run has it.
+
+    The rows of `earlier` are kept. They are those of a run that this one goes on with; or, if a
+    lost rank has written the facts of this start, those of this start, and `start` is None.
+    """
 
     def __init__(self, folder: Path, start: Mapping[str, Any] | None, earlier: bytes = b"") -> None:
-        # `earlier` are the rows of a run that this one goes on with, or of this start so far, which
-        # has begun already if its facts, from `start_facts`, are None.
         self._path = folder / EVENTS
         with told_if_unwritable(str(self._path), MAKE_ROOM):
             with replacing(self._path) as partial:
@@ -62,7 +64,7 @@ def open_events(run: Run, folder: Path, num_bytes: int | None) -> EventsFile:
 
 
 def take_over_events(run: Run, folder: Path, num_bytes: int | None) -> EventsFile:
-    """Go on with the first bytes of a record whose writer was lost; None if it has not begun it."""
+    """Go on with the first `num_bytes` of a record whose writer was lost; None if it had none."""
     if num_bytes is None:
         return EventsFile(folder, start_facts(run))
     return EventsFile(folder, None, read_bytes(folder / EVENTS, MOST_ROWS)[:num_bytes])

@@ -186,9 +186,10 @@ def _explain_overflow(step: HandedStep) -> str:
 
 
 def _explain_skipped(rank_state: RankState, taken: TakenStep, num_skipped: int) -> str:
-    """Say what was wrong with a step that changed nothing, or that it ends the run; all ranks do.
+    """Say what was wrong with a step that changed nothing; all ranks call this together.
 
-    A rank that runs ahead has handed out one more step meanwhile, which is completed first.
+    FloatingPointError, with the same sentence, if that ends the run. A rank that runs ahead has
+    handed out one more step meanwhile, which is completed first.
     """
     complete_step(rank_state)
     where = find_anomaly(rank_state, taken.batch)
