@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.replication.strategy import Item, Loop
@@ -10,8 +11,12 @@ from vigpipe.run.rank import RankState
 
 def read_batch(rank_state: RankState, item: Item) -> ReplicaBatch:
     """Read the batch of the item that this rank is to take a step with; note how long it took."""
-    began = time.perf_counter()
-    batch = rank_state.feed.batch(item.number, item.ahead)
+    began, run, feed = time.perf_counter(), rank_state.run, rank_state.feed
+    if run.has_subnetworks:  # each takes all the data in an order of its own
+        number, *ahead = (run.in_batches(i)[1] for i in (item.number, *item.ahead))
+        batch = replace(feed.batch(number, ahead), step=item.number // run.num_subnetworks)
+    else:
+        batch = feed.batch(item.number, item.ahead)
     rank_state.data_seconds = time.perf_counter() - began
     return batch
 

@@ -30,7 +30,6 @@ from vigpipe.run.facts import Run
 from vigpipe.run.handed_step import HandedStep
 from vigpipe.run.mesh import Mesh, make_mesh, position_in
 from vigpipe.run.optimizer import SKIPPING
-from vigpipe.run.own_order import OwnOrder
 from vigpipe.run.recorded import is_recorded, sync_of
 from vigpipe.run.trained import Trained, make_stage_modules, make_trained
 from vigpipe.run.wide import describe_wide
@@ -171,7 +170,7 @@ def make_rank_state(
         mesh=mesh,
         trained=trained,
         strategy=strategy,
-        feed=OwnOrder(feed, run) if run.has_subnetworks else feed,
+        feed=feed,
         pipeline=pipeline,
         reducer=reducer,
         scorers=scorers,
