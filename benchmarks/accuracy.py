@@ -12,11 +12,12 @@ import tomli_w
 from tabulate import tabulate
 
 from benchmarks.options import AccuracyBench
+from benchmarks.trained import steps_by_replica
 from vigpipe.config.options import parse_image_size
 from vigpipe.data import Source, open_source
 from vigpipe.errors import InputError
 from vigpipe.run.folder import make_output_folder
-from vigpipe.run.follow import step_rows, steps_by_replica
+from vigpipe.run.follow import step_rows
 from vigpipe.run.provenance import format_versions, this_command
 
 FILES = ("README.md", "rows.csv", "config.toml", "curve.png")

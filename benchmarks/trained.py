@@ -24,7 +24,7 @@ from vigpipe.launch.child import run_child, stoppable
 from vigpipe.launch.signals import Stopped
 from vigpipe.replication.metrics import accounted_seconds
 from vigpipe.run.folder import SUMMARY, make_output_folder
-from vigpipe.run.follow import step_rows, steps_by_replica
+from vigpipe.run.follow import step_rows
 from vigpipe.run.provenance import format_versions, this_command
 
 Options = TypeVar("Options", bound=TrainConfig)
@@ -125,6 +125,14 @@ def training_seconds(summary: Mapping[str, Any], rows: Iterable[dict[str, Any]])
     if "replicas" in summary:
         return max(sum(accounted_seconds(replica)) for replica in summary["replicas"]["each"])
     return sum(row["step_seconds"] + row["data_seconds"] for row in step_rows(rows))
+
+
+def steps_by_replica(rows: Iterable[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    """Return the rows of optimizer steps by replica; 0 if all take every step together."""
+    by_replica: dict[int, list[dict[str, Any]]] = {}
+    for row in step_rows(rows):
+        by_replica.setdefault(row.get("replica", 0), []).append(row)
+    return by_replica
 
 
 def slowest_step(rows: Sequence[dict[str, Any]]) -> float:

@@ -1,13 +1,10 @@
 """Follow metrics.jsonl while another process writes it."""
 
-import contextlib
 import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-from vigpipe.run.folder import METRICS
 
 
 def parse_rows(content: bytes) -> list[dict[str, Any]]:
@@ -18,14 +15,6 @@ def parse_rows(content: bytes) -> list[dict[str, Any]]:
 def step_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of optimizer steps."""
     return [row for row in rows if "step" in row and "event" not in row]
-
-
-def steps_by_replica(rows: Iterable[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
-    """Return the rows of optimizer steps by replica; 0 if all take every step together."""
-    by_replica: dict[int, list[dict[str, Any]]] = {}
-    for row in step_rows(rows):
-        by_replica.setdefault(row.get("replica", 0), []).append(row)
-    return by_replica
 
 
 class RowFollower:
@@ -64,20 +53,3 @@ class RowFollower:
                 new.append(line)
             self._next_line += 1
         return parse_rows(b"".join(new))
-
-
-def last_step(folder: Path) -> int:
-    """Return the last step in metrics.jsonl; 0 before there is one."""
-    try:
-        with (folder / METRICS).open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - 2000))
-            lines = file.read().splitlines()[1 if size > 2000 else 0 :]
-    except OSError:
-        return 0
-    for line in reversed(lines):
-        with contextlib.suppress(ValueError):
-            row = json.loads(line)
-            if "step" in row and "event" not in row:
-                return row["step"]
-    return 0
