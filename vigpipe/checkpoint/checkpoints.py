@@ -81,11 +81,7 @@ class Checkpoints:
         return new is not None
 
     def save(
-        self,
-        loss: float | None,
-        evaluated: bool,
-        metrics_bytes: int = 0,
-        events_bytes: int = 0,
+        self, loss: float | None, evaluated: bool, metrics_bytes: int = 0, events_bytes: int = 0
     ) -> None:
         """Copy this rank's share of the state, and write it while training goes on.
 

@@ -27,13 +27,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vigpipe.checkpoint.manifest import (
-    NAME,
-    Manifest,
-    file_facts,
-    folder_name,
-    read_manifest_file,
-)
+from vigpipe.checkpoint.manifest import NAME, Manifest, file_facts, folder_name, read_manifest_file
 from vigpipe.checkpoint.weights_file import write_tensors
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import replacing, write_atomically

@@ -22,13 +22,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from vigpipe.checkpoint.manifest import (
-    NAME,
-    Manifest,
-    file_facts,
-    folder_name,
-    list_checkpoints,
-)
+from vigpipe.checkpoint.manifest import NAME, Manifest, file_facts, folder_name, list_checkpoints
 from vigpipe.checkpoint.rescue import PREFIX
 from vigpipe.checkpoint.weights_file import write_tensors
 from vigpipe.files.atomic import sync, write_atomically

@@ -20,13 +20,7 @@ from torch import Tensor, nn
 
 from vigpipe.launch.device import ToHost
 from vigpipe.parallel.abort import abort_collectives
-from vigpipe.parallel.agreement import (
-    NOTHING_WANTED,
-    Status,
-    agree,
-    becomes_true,
-    holds_everywhere,
-)
+from vigpipe.parallel.agreement import NOTHING_WANTED, Status, agree, becomes_true, holds_everywhere
 from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.parallel.clip import clip_gradients
 from vigpipe.replication.strategy import Computed, Pushed
