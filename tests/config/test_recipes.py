@@ -159,8 +159,8 @@ def recipe_run(rank, world_size, config) -> Any:
     with rank_state.trained.averaged():
         average = evaluate(rank_state, ("test",))
         to = rank_state.run.layout.pipeline_size - 1
-        state = gather_named(rank_state.trained.state(), rank_state.mesh.pipeline_group, to)
-    after = gather_named(rank_state.trained.state(), rank_state.mesh.pipeline_group, to)
+        state = gather_named(rank_state.trained.state(), rank_state.mesh.groups.pipeline, to)
+    after = gather_named(rank_state.trained.state(), rank_state.mesh.groups.pipeline, to)
     return (kept, plain, average, state, after) if rank_state.is_writer else None
 
 

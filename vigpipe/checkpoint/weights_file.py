@@ -43,7 +43,7 @@ def gather_named(
 def save_run_weights(rank_state: "RankState", path: Path) -> None:
     """Write the weights of all stages and their metadata, or InputError; all ranks call this."""
     last = rank_state.run.layout.pipeline_size - 1
-    state = gather_named(rank_state.trained.state(), rank_state.mesh.pipeline_group, last)
+    state = gather_named(rank_state.trained.state(), rank_state.mesh.groups.pipeline, last)
     if state is not None and rank_state.is_writer:
         save_weights(path, state, rank_state.run.weights_metadata())
 

@@ -51,7 +51,7 @@ class _Route:
         self, mesh: "Mesh", last_stage: int, across_teams: dist.ProcessGroup | None
     ) -> None:
         self._here = mesh.replica_index, mesh.pipeline_rank
-        self._across_teams, self._pipeline = across_teams, mesh.pipeline_group
+        self._across_teams, self._pipeline = across_teams, mesh.groups.pipeline
         self._writer = 0, last_stage
 
     def begins_here(self, owner: int, stage: int) -> bool:

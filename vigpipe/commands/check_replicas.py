@@ -124,7 +124,7 @@ def kinds_of_state(rank_state: RankState, state: Mapping[str, Tensor]) -> Kinds:
 def gathered(rank_state: RankState, tensors: dict[str, Tensor]) -> dict[str, Tensor] | None:
     """Return the tensors of all stages of a replica; None except on its last stage."""
     last = rank_state.run.layout.pipeline_size - 1
-    return gather_named(tensors, rank_state.mesh.pipeline_group, last)
+    return gather_named(tensors, rank_state.mesh.groups.pipeline, last)
 
 
 # ---- the ranks --------------------------------------------------------------------------------

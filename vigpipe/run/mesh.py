@@ -34,11 +34,6 @@ class Mesh:
     teammates: Counterparts  # of these, the ones that take every step together with it
     shards: Shards  # the ranks that share the batches of its replica
 
-    @property
-    def pipeline_group(self) -> dist.ProcessGroup | None:
-        """The ranks of its pipeline; None if that has a single rank."""
-        return self.groups.pipeline
-
 
 def make_mesh(run: Run, rank: int, *, alone: bool = False, shards: Shards | None = None) -> Mesh:
     """Make a rank's groups; with several ranks, all of them call this together.

@@ -140,7 +140,7 @@ def make_rank_state(
         layout.stages_of(rank),
         layout,
         device,
-        mesh.pipeline_group,
+        mesh.groups.pipeline,
         run.job.loss(None if scale is None else scale.factor),
         partial(send, device=device),
         recorder,
@@ -203,7 +203,7 @@ def _merged(run: Run, mesh: Mesh, rows: WideRows, pipeline: Pipeline) -> Merged:
     if run.job.merges_whole:
         stages = [stage.to(run.dtype).to_empty(device=device) for stage in stages]
         modules = make_stage_modules(run, stages, device)
-        facts = stage_indices, run.layout, device, mesh.pipeline_group
+        facts = stage_indices, run.layout, device, mesh.groups.pipeline
         loss, to_device = run.job.loss(None), partial(send, device=device)
         pipeline = Pipeline(modules, modules, *facts, loss, to_device)
     columns = RankColumns(rows.across_teams)

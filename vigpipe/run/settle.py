@@ -134,8 +134,8 @@ def _distances(rank_state: RankState, own: list[Tensor], left: Counterparts) -> 
     for before, kept in zip(own, rank_state.trained.parameters().values(), strict=True):
         squares[0] += (before.double() - kept.detach().double()).square().sum()
         squares[1] += kept.detach().double().square().sum()
-    if rank_state.mesh.pipeline_group is not None:
-        dist.all_reduce(squares, group=rank_state.mesh.pipeline_group)
+    if rank_state.mesh.groups.pipeline is not None:
+        dist.all_reduce(squares, group=rank_state.mesh.groups.pipeline)
     with left.at_once():
         by_replica = left.gather(squares)
     return (by_replica[:, 0] / by_replica[:, 1]).sqrt().tolist()

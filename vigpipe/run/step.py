@@ -108,10 +108,7 @@ def train_step(
 
 
 def apply_gradients(rank_state: RankState, pushed: Pushed) -> float:
-    """Take a step with another replica's gradients, which are in place; return the learning rate.
-
-    All ranks of the pipeline call this.
-    """
+    """Take a step with another replica's gradients; return the rate. A pipeline's ranks all do."""
     trained = rank_state.trained
     groups = trained.optimizer.param_groups
     trained.follow_schedule(pushed.step)
@@ -159,9 +156,9 @@ def _complete_step(rank_state: RankState) -> None:
 
 
 def _clip(rank_state: RankState) -> None:
-    clip, order = rank_state.run.config.clip, rank_state.run.parameter_order
-    if clip is not None:
-        clip_gradients(rank_state.trained.parameters(), order, clip, rank_state.mesh.pipeline_group)
+    run, parameters = rank_state.run, rank_state.trained.parameters()
+    if (clip := run.config.clip) is not None:
+        clip_gradients(parameters, run.parameter_order, clip, rank_state.mesh.groups.pipeline)
 
 
 def settle_after_loss(rank_state: RankState) -> bool:
@@ -172,7 +169,7 @@ def settle_after_loss(rank_state: RankState) -> bool:
     """
     if not rank_state.runs_ahead:
         return True
-    abort_collectives((rank_state.mesh.pipeline_group, rank_state.reducer.group))
+    abort_collectives((rank_state.mesh.groups.pipeline, rank_state.reducer.group))
     if not becomes_true(rank_state.has_open_step_come, SETTLE_SECONDS):
         return False
     step = rank_state.open_step
