@@ -157,11 +157,7 @@ def train(
 
 
 def as_arguments(options: Mapping[str, Any]) -> list[str]:
-    """Return the words of the command line for keyword arguments.
-
-    Raises:
-        TypeError: there is no option of that name.
-    """
+    """Return the words of the command line for keyword arguments; TypeError if one is no option."""
     hints = get_type_hints(TrainConfig)
     words: list[str] = []
     for name, value in options.items():
@@ -221,11 +217,7 @@ def _run(
 
 
 class _Printer:
-    """Prints what a process writes, line by line.
-
-    With `keep_last`, the last line is held back until another follows: it may become that of an
-    exception.
-    """
+    """Prints a process's lines; `keep_last` holds one back, which may be that of an exception."""
 
     def __init__(self, stream: IO[str], *, quiet: bool, keep_last: bool = False) -> None:
         self._stream, self._quiet = stream, quiet

@@ -38,10 +38,7 @@ MOVED = {"bench": "python -m benchmarks NAME", "study": "python -m benchmarks st
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command, by default that of this process, and return its exit code.
-
-    Wrong use is one sentence and code 2.
-    """
+    """Run a command, by default that of this process; return its exit code, 2 for wrong use."""
     words = sys.argv[1:] if arguments is None else arguments
     if words and words[0] in MOVED:
         tell(
@@ -53,10 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_app(arguments: list[str]) -> App:
-    """Make the command line's parser, with every command and its options.
-
-    The ranks that a command starts are given the same arguments.
-    """
+    """Make the parser of all commands; the ranks that one starts are given the same arguments."""
     app = App(
         name="vigpipe",
         help="Train Vision GNNs across pipeline stages and data-parallel replicas.",

@@ -138,10 +138,7 @@ def put_rows(
 
 
 def _average(target: Tensor, parts: Sequence[Tensor], means: Sequence[Tensor]) -> None:
-    """Write the mean over the sub-models; for variances, given their means, that of all values.
-
-    That is the mean of their variances, and the variance of their means.
-    """
+    """Write the mean over sub-models; variances, which have `means`, gain the variance of these."""
     if not target.is_floating_point():
         target.copy_(parts[0])
         return

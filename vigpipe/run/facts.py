@@ -47,10 +47,7 @@ class Run:
 
     @property
     def batch_size(self) -> int:
-        """B, the rows of a full step over all replicas: images, or nodes and padding.
-
-        With sub-networks, those of a step of each of them.
-        """
+        """B, the rows of a full step of all replicas, or of a sub-network; padding counts."""
         return self.job.batch_size(self.batch_layout)
 
     @property
@@ -187,8 +184,7 @@ class Run:
         all_blocks = tuple(block for stage in self.plan.stages for block in stage)
         # It sums and multiplies on the same threads.
         config = replace(self.config, sparse_threads=0)
-        job = self.job.with_options(replace(self.job.config, sparse_threads=0))
-        return replace(self, config=config, job=job, layout=layout, plan=Plan((all_blocks,)))
+        return replace(self, config=config, layout=layout, plan=Plan((all_blocks,)))
 
 
 def prepare(

@@ -129,10 +129,9 @@ class RunRecord:
         if _came_late(row):
             return  # the epoch's loss is that of replica 0
         values, num_samples = [row.get(name) for name in ("epoch", "loss")], samples_in(row)
-        if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
+        are_numbers = all(isinstance(v, int | float) and math.isfinite(v) for v in values)
+        if num_samples is None or not are_numbers:
             return  # another row, or one that this program did not write
-        if num_samples is None:
-            return
         if row["epoch"] != self._epoch:
             self._epoch, self._loss_sum, self._num_samples = row["epoch"], 0.0, 0
         self._loss_sum += row["loss"] * num_samples

@@ -120,7 +120,12 @@ class Reporter:
         self.loss = step.loss if step.is_finite else None
         peers = self._state.strategy.peers
         if not step.is_finite and step.loss_factor > 1 and _is_overflow(step, peers):
-            self.announce("overflow", _explain_overflow(step), step.number)
+            why = (
+                f"step {step.number}: a gradient overflows float16, as happens when the loss is "
+                f"scaled too much; skipped, and the factor of the loss is {step.loss_factor / 2:g} "
+                "from here on"
+            )
+            self.announce("overflow", why, step.number)
             return
         self._num_skipped = 0 if step.is_finite else self._num_skipped + 1
         if self._num_skipped:
@@ -176,13 +181,6 @@ def _is_overflow(step: HandedStep, peers: Peers) -> bool:
     # A loss that is not finite itself is not mended by a smaller factor.
     losses = all_gather_values(step.loss, *peers)
     return all(loss is None or math.isfinite(loss) for loss in losses)
-
-
-def _explain_overflow(step: HandedStep) -> str:
-    return (
-        f"step {step.number}: a gradient overflows float16, as happens when the loss is scaled too "
-        f"much; skipped, and the factor of the loss is {step.loss_factor / 2:g} from here on"
-    )
 
 
 def _explain_skipped(rank_state: RankState, taken: TakenStep, num_skipped: int) -> str:

@@ -156,9 +156,10 @@ def _complete_step(rank_state: RankState) -> None:
 
 
 def _clip(rank_state: RankState) -> None:
-    run, parameters = rank_state.run, rank_state.trained.parameters()
-    if (clip := run.config.clip) is not None:
-        clip_gradients(parameters, run.parameter_order, clip, rank_state.mesh.groups.pipeline)
+    clip, order = rank_state.run.config.clip, rank_state.run.parameter_order
+    if clip is not None:
+        parameters, group = rank_state.trained.parameters(), rank_state.mesh.groups.pipeline
+        clip_gradients(parameters, order, clip, group)
 
 
 def settle_after_loss(rank_state: RankState) -> bool:

@@ -38,11 +38,9 @@ class Tracker(Protocol):
 
     def add(self, row: Table, step: int) -> None:
         """Take a row of metrics.jsonl, written when `step` optimizer steps were done."""
-        ...
 
     def close(self) -> None:
         """Write what is left."""
-        ...
 
 
 def check_tracker(name: Track | None) -> None:
