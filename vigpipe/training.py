@@ -177,7 +177,8 @@ class Training(Loop):
         self._tell_lost()
 
     def skip(self, replica: int, step: int) -> None:
-        self.reporter.skip_pushed(replica, step)
+        what = f"step {step + 1}: the loss or a gradient of worker {replica} is NaN or infinite"
+        self.reporter.announce("skipped", f"{what}; skipped", step + 1)
 
     def take_over(self) -> None:
         with contextlib.suppress(StoreLostError):  # all hear of it next

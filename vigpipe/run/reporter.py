@@ -164,10 +164,6 @@ class Reporter:
         facts = pushed.step + 1, run.course.epoch(pushed.step), pushed.loss, lr
         self.progress.add(*facts, pushed.num_samples, run.job.num_rows(*size))
 
-    def skip_pushed(self, replica: int, step: int) -> None:
-        what = f"step {step + 1}: the loss or a gradient of worker {replica} is NaN or infinite"
-        self.announce("skipped", f"{what}; skipped", step + 1)
-
     def add_scores(self, epoch: int, scores: Scores) -> None:
         if self.record is not None and scores.test is not None:
             training_loss = self.record.add_evaluation(epoch, scores.as_row())
