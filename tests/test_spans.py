@@ -1,8 +1,6 @@
 """Sums over stretches of time."""
 
-import pytest
-
-from vigpipe.spans import COMPUTE, KINDS, WAITING, Span, by_rank, seconds_by_kind, step_seconds
+from vigpipe.spans import COMPUTE, KINDS, WAITING, Span, by_rank, step_seconds
 
 SPANS = [
     Span(1, "forward", 3.0, 4.5, 1, 0),
@@ -30,14 +28,3 @@ def test_the_spans_of_every_rank_come_in_the_order_of_time():
 def test_a_step_lasts_from_the_first_start_to_the_last_end():
     assert step_seconds(SPANS) == 4.5
     assert step_seconds([]) == 0
-
-
-def test_kinds_that_do_not_occur_take_no_time():
-    totals = seconds_by_kind(SPANS)
-    assert tuple(totals) == KINDS
-    assert {kind: seconds for kind, seconds in totals.items() if seconds} == {
-        "forward": 2.5,
-        "wait input": 2.5,
-        "wait gradient": 3.0,
-    }
-    assert sum(totals.values()) == pytest.approx(sum(span.seconds for span in SPANS))

@@ -53,11 +53,3 @@ def step_seconds(spans: Sequence[Span]) -> float:
     if not spans:
         return 0.0
     return max(span.end for span in spans) - min(span.start for span in spans)
-
-
-def seconds_by_kind(spans: Iterable[Span]) -> dict[SpanKind, float]:
-    """Return the total seconds of every kind; kinds that do not occur have 0."""
-    totals: dict[SpanKind, float] = dict.fromkeys(KINDS, 0.0)
-    for span in spans:
-        totals[span.kind] += span.seconds
-    return totals

@@ -12,7 +12,6 @@ from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import even_plan
 from vigpipe.planning.profile import Profile
 from vigpipe.planning.step import Request, predict
-from vigpipe.spans import seconds_by_kind
 from vigpipe.timing.recorder import PHASES, Phase
 
 
@@ -123,7 +122,7 @@ def predict_all(
             for machine in (profile, apart)
         )
         reducing = max(
-            seconds_by_kind(span for span in alone.spans if span.rank == rank)["all-reduce"]
+            sum(s.seconds for s in alone.spans if s.rank == rank and s.kind == "all-reduce")
             for rank in {span.rank for span in alone.spans}
         )
         predictions[name] = Prediction(here.step_seconds, alone.step_seconds, reducing)

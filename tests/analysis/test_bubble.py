@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from tests.report.runs import seconds_by_kind
 from vigpipe.analysis.account import make_accounts
 from vigpipe.analysis.bubble import (
     Bubble,
@@ -13,7 +14,7 @@ from vigpipe.analysis.bubble import (
     predicted_spans,
 )
 from vigpipe.parallel.layout import Layout
-from vigpipe.spans import Span, SpanKind, by_rank, seconds_by_kind, step_seconds
+from vigpipe.spans import Span, SpanKind, by_rank, step_seconds
 from vigpipe.timing.recorder import Phase, RecordedStep, Row
 
 Seconds = Callable[[SpanKind, int, int], float]  # of a kind, a stage and a micro-batch

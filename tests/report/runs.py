@@ -6,7 +6,7 @@ import fcntl
 import functools
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from vigpipe.planning.simulate import StageCosts, simulate
 from vigpipe.run.folder import LOCK
 from vigpipe.run.record import RunRecord
 from vigpipe.schedules import orders
-from vigpipe.spans import Span, seconds_by_kind, step_seconds
+from vigpipe.spans import KINDS, Span, SpanKind, step_seconds
 from vigpipe.timing.recorder import Row
 from vigpipe.timing.tables import statistics, step_statistics, write_rows
 
@@ -30,6 +30,14 @@ SHARES = {"": 1.0, "/grapher": 0.6, "/grapher/knn": 0.1, "/grapher/aggregation":
 SHARED = tempfile.TemporaryDirectory()
 atexit.register(SHARED.cleanup)
 SHARES_OF_LAYER = {"": 1.0, "/aggregation": 0.5, "/update": 0.3}  # of a graph model's block
+
+
+def seconds_by_kind(spans: Iterable[Span]) -> dict[SpanKind, float]:
+    """The total seconds of every kind; kinds that do not occur have 0."""
+    totals: dict[SpanKind, float] = dict.fromkeys(KINDS, 0.0)
+    for span in spans:
+        totals[span.kind] += span.seconds
+    return totals
 
 
 def gpipe(num_stages: int, num_replicas: int, num_microbatches: int, slow: float) -> list[Span]:
