@@ -117,14 +117,14 @@ class Checkpoints:
         if saver.own_file not in self._replica_of:
             return False
         manifest, state = self._manifest(loss, evaluated), named_tensors(rank_state)
-        if left_over is None:
-            return rescue(saver.folder, saver.token, saver.own_file, manifest, state)
-        saver.give_up()
-        number = rank_state.run.layout.state_of(rank_state.mesh.replica_index)
-        state = {f"{replica_prefix(number)}{name}": tensor for name, tensor in state.items()}
-        replicas = {"progress": left_over.seen, "metrics_bytes": 0, "events_bytes": 0}
-        manifest = replace(manifest, step=left_over.step, replicas=replicas)
-        rows = left_over.parcels
+        rows = None
+        if left_over is not None:
+            saver.give_up()
+            number = rank_state.run.layout.state_of(rank_state.mesh.replica_index)
+            state = {f"{replica_prefix(number)}{name}": tensor for name, tensor in state.items()}
+            replicas = {"progress": left_over.seen, "metrics_bytes": 0, "events_bytes": 0}
+            manifest = replace(manifest, step=left_over.step, replicas=replicas)
+            rows = left_over.parcels
         return rescue(saver.folder, saver.token, saver.own_file, manifest, state, rows)
 
     def _manifest(self, loss: float | None, evaluated: bool) -> Manifest:

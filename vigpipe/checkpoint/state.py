@@ -177,16 +177,15 @@ def _restore_optimizer(trained: "Trained", tensors: Mapping[str, Tensor], where:
             raise InputError(
                 f"{where}: has no optimizer/{missing[0]}/{name}; give a checkpoint of this model"
             )
-    empty = trained.optimizer.state_dict()  # its parameters are numbered in order of the groups
-    state: dict[int, dict[str, Tensor]] = {}
-    for group, numbers in zip(trained.optimizer.param_groups, empty["param_groups"], strict=True):
-        for parameter, number in zip(group["params"], numbers["params"], strict=True):
-            name = names[id(parameter)]
-            state[number] = by_parameter[name]
-            for kind, tensor in by_parameter[name].items():
-                if tensor.dim() and tensor.shape != parameter.shape:
-                    raise InputError(
-                        f"{where}: optimizer/{kind}/{name} is {tuple(tensor.shape)}, expected "
-                        f"{tuple(parameter.shape)}; give a checkpoint of this model"
-                    )
-    trained.optimizer.load_state_dict({"state": state, "param_groups": empty["param_groups"]})
+    groups = trained.optimizer.param_groups
+    state: dict[int, dict[str, Tensor]] = {}  # torch numbers parameters in order of the groups
+    for number, parameter in enumerate(p for group in groups for p in group["params"]):
+        name = names[id(parameter)]
+        state[number] = by_parameter[name]
+        for kind, tensor in by_parameter[name].items():
+            if tensor.dim() and tensor.shape != parameter.shape:
+                raise InputError(
+                    f"{where}: optimizer/{kind}/{name} is {tuple(tensor.shape)}, expected "
+                    f"{tuple(parameter.shape)}; give a checkpoint of this model"
+                )
+    trained.optimizer.load_state_dict({**trained.optimizer.state_dict(), "state": state})
