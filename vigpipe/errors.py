@@ -15,8 +15,7 @@ class InputError(ValueError):
     """Wrong use or wrong input, described in one sentence.
 
     The sentence says what is wrong and where, what was expected and found, and what to change.
-
-    Commands print the sentence to stderr without a traceback and exit with code 2.
+    Commands print it to stderr without a traceback and exit with code 2.
     """
 
 

@@ -107,11 +107,5 @@ def _preload(config: TrainConfig, launch: Launch, main: str) -> None:
     is_several = config.stages != 1 or config.dp + has_server > 1 or config.shards > 1
     if launch.launcher == "alone" and (is_several or config.max_restarts > 0):
         of_job = MODULES[MODEL_DEFAULTS[config.model].job]
-        preload(
-            main,
-            "vigpipe.ranks",
-            "vigpipe.training",
-            of_job,
-            "vigpipe.ops.registered",
-            "rich.progress",
-        )
+        modules = "vigpipe.ranks", "vigpipe.training", of_job, "vigpipe.ops.registered"
+        preload(main, *modules, "rich.progress")
