@@ -1,17 +1,20 @@
 """Hold one rank's state in a run: where it stands, what it trains, and what it trains with."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from vigpipe.job.feed import Feed, Merged
 from vigpipe.job.fill import Fill
-from vigpipe.launch.device import record_graph, runs_ahead, send
+from vigpipe.launch.device import ToHost, record_graph, runs_ahead, send
 from vigpipe.model.gnn.columns import WideShare
 from vigpipe.model.regions import listening
+from vigpipe.parallel.agreement import Agreement
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.parallel.gradients import GradientReducer
 from vigpipe.parallel.schedule import ROWS_AT_ONCE, Pipeline
@@ -27,15 +30,36 @@ from vigpipe.replication.subnetworks.columns import RankColumns
 from vigpipe.replication.subnetworks.rows import WideRows
 from vigpipe.replication.subnetworks.strategy import Subnetworks
 from vigpipe.run.facts import Run
-from vigpipe.run.handed_step import HandedStep
 from vigpipe.run.mesh import Mesh, make_mesh, position_in
 from vigpipe.run.optimizer import SKIPPING
 from vigpipe.run.recorded import is_recorded, sync_of
 from vigpipe.run.trained import Trained, make_stage_modules, make_trained
 from vigpipe.run.wide import describe_wide
 from vigpipe.spans import SpanKind
-from vigpipe.timing.clock import Stopwatch, make_clock
+from vigpipe.timing.clock import Lap, Stopwatch, make_clock
 from vigpipe.timing.recorder import Phase, Recorder
+
+
+@dataclass
+class HandedStep:
+    """A step that this rank has handed to its device."""
+
+    number: int  # counted from 1
+    lr: float  # for the last layer
+    agreement: Agreement
+    stats: Tensor  # those of BatchNorm in all micro-batches, (D * M, 3, channels)
+    # (4,) float64: the loss, which means nothing on ranks that do not know it; whether the numbers
+    # of all peers are finite, 1 or 0; whether the step is taken; and the factor of the loss.
+    outcome: ToHost
+    lap: Lap
+    # Whether the device has done the step; what follows is known only then.
+    is_complete: bool = False
+    is_finite: bool = False  # the gradients and the loss of all peers
+    is_taken: bool = False  # so that the weights have changed
+    loss: float | None = None  # over the global batch, on ranks of the last stage; None on others
+    loss_factor: float = 1.0  # not 1 only in float16
+    seconds: float = math.nan
+    busy_seconds: float = math.nan  # of this rank's forwards and backwards, without waiting
 
 
 @dataclass

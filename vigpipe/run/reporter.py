@@ -15,9 +15,8 @@ from vigpipe.parallel.agreement import Peers, all_gather_values, run_with_heartb
 from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.replication.strategy import Pushed
 from vigpipe.run.anomaly import find_anomaly
-from vigpipe.run.handed_step import HandedStep
 from vigpipe.run.progress import RunProgress
-from vigpipe.run.rank import RankState
+from vigpipe.run.rank import HandedStep, RankState
 from vigpipe.run.record import RunRecord, gradients_row, step_row
 from vigpipe.run.slow_data import SlowData
 from vigpipe.run.step import complete_step

@@ -24,8 +24,7 @@ from vigpipe.parallel.agreement import NOTHING_WANTED, Status, agree, becomes_tr
 from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.parallel.clip import clip_gradients
 from vigpipe.replication.strategy import Computed, Pushed
-from vigpipe.run.handed_step import HandedStep
-from vigpipe.run.rank import RankState
+from vigpipe.run.rank import HandedStep, RankState
 
 # How long a GPU may take for what it was given before its collectives were aborted.
 SETTLE_SECONDS = 10.0
