@@ -180,6 +180,16 @@ def test_a_tracker_that_fails_is_named_once_and_the_run_goes_on(tmp_path, monkey
     assert [row["step"] for row in rows if "lr" in row] == [1, 2, 3]
 
 
+def test_a_closed_tracker_is_told_nothing_more(tmp_path):
+    log = []
+    record = RunRecord(tmp_path, CONFIG, log=log.append, track="csv")
+    record.close()
+    record.add(event="data", step=1, message="late")
+    record.close()
+    assert not log
+    assert "late" in (tmp_path / "metrics.jsonl").read_text()
+
+
 def test_a_tracker_that_cannot_begin_ends_the_run_before_its_first_step(tmp_path):
     (tmp_path / "metrics.csv").mkdir()
     with pytest.raises(InputError, match=r"--track csv: cannot begin \(.*Is a directory"):
