@@ -86,10 +86,7 @@ def compare_steps(run: Run, rank: int, device: torch.device, num_steps: int) -> 
 
 
 def trace(rank_state: RankState, num_steps: int) -> Kinds | None:
-    """Train some steps and record their results; None except on the rank that writes.
-
-    Losses and gradients are those of every step; weights and statistics those after the last one.
-    """
+    """Record losses and gradients of every step, and the last state; None but on the writer."""
     losses: list[float] = []
     gradients: dict[str, Tensor] = {}
     for batch in islice(batches(rank_state), num_steps):

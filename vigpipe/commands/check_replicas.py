@@ -34,16 +34,9 @@ from vigpipe.schedules import RULES
 
 
 def compare_replicas(
-    run: Run,
-    rank: int,
-    device: torch.device,
-    num_steps: int,
-    in_turn: "type[InTurn]",
+    run: Run, rank: int, device: torch.device, num_steps: int, in_turn: "type[InTurn]"
 ) -> Compared | None:
-    """Compare replicas that take steps of their own; None except on the rank that writes.
-
-    There are D items for each of the steps. `in_turn` does the same in one process.
-    """
+    """Compare what replicas do, D items a step, with `in_turn`; None but on the writing rank."""
     layout = run.layout
     run = replace(run, config=replace(run.config, steps=num_steps))
     rank_state = make_rank_state(run, rank, device)
@@ -131,10 +124,7 @@ def gathered(rank_state: RankState, tensors: dict[str, Tensor]) -> dict[str, Ten
 
 
 def train_recorded(rank_state: RankState) -> tuple[list[float], list[Recorded]]:
-    """Train as one rank, until the end of the run.
-
-    Returned are the losses of the steps that this rank knows, and what all ranks have recorded.
-    """
+    """Train to the end as one rank; return the losses that it knows, and what all have recorded."""
     loop, own_steps = _Losses(rank_state), rank_state.own_steps
     assert own_steps is not None
     for item in own_steps.items(0, is_evaluated=True, loop=loop):
@@ -160,10 +150,7 @@ class _Losses(Loop):
 
 
 def _train(rank_state: RankState) -> tuple[list[Kinds] | None, list[Recorded]]:
-    """Train as one rank, until the end of the run.
-
-    Returned are the traces of all replicas, None except on the rank that writes, and the records.
-    """
+    """Train to the end; return all replicas' traces, None but on the writing rank, and records."""
     losses, recorded = train_recorded(rank_state)
     layout = rank_state.run.layout
     own = trace_of(rank_state, losses)
@@ -209,22 +196,18 @@ class Alone(Synchronous):
 
 
 class Average(NamedTuple):
-    """A mean of the gradients of some replicas, behind which `num_samples` stand.
-
-    `stats` are those of BatchNorm of all the replicas.
-    """
+    """A mean of the gradients of some replicas."""
 
     means: list[Tensor]
-    stats: Tensor
-    num_samples: int
+    stats: Tensor  # those of BatchNorm of all the replicas
+    num_samples: int  # that stand behind it
 
 
 class Act(NamedTuple):
-    """What a replica does next."""
+    """What a replica does next; with neither, it leaves a copy of its weights for an average."""
 
     item: int | None  # that it takes a step with; None for an average without a step
     group: tuple[int, ...] = ()  # the replicas that are averaged, it among them
-    gives: bool = False  # whether it leaves a copy of its weights for the next average
 
 
 def acts_of(
@@ -251,15 +234,12 @@ def acts_of(
 
 
 def _overlapping_acts(recorded: Recorded, group: tuple[int, ...], overlap: int) -> list[Act]:
-    """Return what a replica did that applied each average some steps after it had given for it.
-
-    It applies the last one before it gives for the next, and when it has no items left.
-    """
+    """Return what it did: an average is applied late, but before the next one and the end."""
     num_steps = len(recorded.items)
     ends = [*recorded.averages[1:], num_steps]
     acts: dict[int, list[Act]] = {step: [] for step in range(num_steps + 1)}  # after each step
     for given, end in zip(recorded.averages, ends, strict=False):
-        acts[given].append(Act(None, gives=True))
+        acts[given].append(Act(None))
         acts[min(given + overlap, end)].append(Act(None, group))
     items = [Act(item) for item in recorded.items]
     steps = chain.from_iterable([item, *acts[step]] for step, item in enumerate(items, 1))
@@ -296,11 +276,7 @@ class Model:
         self.given_samples, self.samples = self.samples, 0
 
     def gradients(self, item: int) -> tuple[int, Tensor, list[Tensor]]:
-        """Compute the gradients of an item, and change nothing.
-
-        Returned are the number of samples, the statistics of BatchNorm, and each parameter's
-        gradient.
-        """
+        """Compute samples, BatchNorm's statistics and gradients of an item, and change nothing."""
         batch, state = read_batch(self.state, Item(item)), self.state
         state.trained.follow_schedule(batch.step)
         state.reducer.gradients.clear()
@@ -340,7 +316,6 @@ class InTurn:
                 while model.acts and not model.acts[0].group:
                     act = model.acts.popleft()
                     if act.item is None:
-                        assert act.gives
                         model.give()
                     else:
                         model.step(act.item)
@@ -370,20 +345,16 @@ class InTurn:
         One that has no items left gives none, and takes no step.
         """
         items = [model.acts.popleft().item for model in group]
-        found = [
-            model.gradients(item) if item is not None else None
-            for model, item in zip(group, items, strict=True)
-        ]
-        there = [gradients for gradients in found if gradients is not None]
+        taking = [(m, item) for m, item in zip(group, items, strict=True) if item is not None]
+        there = [model.gradients(item) for model, item in taking]
         num_samples = sum(n for n, _, _ in there)
         counts = [n if num_samples else 1 for n, _, _ in there]
-        means = [_mean(tensors, counts) for tensors in zip(*(g for _, _, g in there), strict=True)]
+        means = [mean_of(each, counts) for each in zip(*(g for _, _, g in there), strict=True)]
         stats = torch.cat([stats for _, stats, _ in there])
-        for model, item in zip(group, items, strict=True):
-            if item is not None:
-                model.alone.given = Average(means, stats, num_samples)
-                model.step(item)
-                model.alone.given = None
+        for model, item in taking:
+            model.alone.given = Average(means, stats, num_samples)
+            model.step(item)
+            model.alone.given = None
 
     @torch.no_grad()
     def _average_weights(self, group: Sequence[Model]) -> None:
@@ -417,7 +388,7 @@ class InTurn:
     ) -> dict[str, Tensor]:
         """Return what all replicas take instead of their weights and statistics."""
         counts = counts if any(counts) else [1] * len(counts)
-        means = {name: _mean([own[name] for own in tensors], counts) for name in tensors[0]}
+        means = {name: mean_of([own[name] for own in tensors], counts) for name in tensors[0]}
         return means | self._outer(means) if self._config.average == "outer" else means
 
     def _outer(self, means: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -431,7 +402,7 @@ class InTurn:
         return self._old
 
 
-def _mean(tensors: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
+def mean_of(tensors: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
     """Return a weighted mean, summed in order in float64 and rounded once."""
     total = torch.zeros_like(tensors[0], dtype=torch.float64)
     for tensor, count in zip(tensors, counts, strict=True):

@@ -28,10 +28,7 @@ from vigpipe.run.step import apply_gradients, train_step
 def compare_with_server(
     run: Run, rank: int, device: torch.device, num_steps: int
 ) -> Compared | None:
-    """Compare a server and its workers; None except on the rank that writes.
-
-    For each of the steps, every worker takes one item.
-    """
+    """Compare a server and its workers, one item each a step; None but on the writing rank."""
     run = replace(run, config=replace(run.config, steps=num_steps))
     rank_state = make_rank_state(run, rank, device)
     losses, recorded = train_recorded(rank_state)

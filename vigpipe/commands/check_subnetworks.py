@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from vigpipe.commands.check_replicas import InTurn, Model, stored_kinds
+from vigpipe.commands.check_replicas import InTurn, Model, mean_of, stored_kinds
 from vigpipe.commands.differences import Kinds
 from vigpipe.model.slicing import INPUT
 from vigpipe.replication.record import Recorded
@@ -93,18 +93,16 @@ class SubnetworksInTurn(InTurn):
 
     def _put_back_moments(self) -> None:
         """Put the optimizer's moments back, as the weights are."""
-        for name in self.models[0].state.trained.parameters():
-            states = [
-                m.state.trained.optimizer.state[m.state.trained.parameters()[name]]
-                for m in self.models
-            ]
+        trained = [model.state.trained for model in self.models]
+        for name, of_first in trained[0].parameters().items():
+            states = [each.optimizer.state[each.parameters()[name]] for each in trained]
             for kind, first in states[0].items():
-                if first.shape != self.models[0].state.trained.parameters()[name].shape:
+                if first.shape != of_first.shape:
                     continue  # not a moment, but the number of steps
                 wide = self._moments.setdefault((kind, name), torch.zeros_like(self._wide[name]))
                 moments: list[Tensor] = [state[kind] for state in states]
                 if self._slicing.owned(name) is None:
-                    wide.copy_(_mean_of(moments))
+                    wide.copy_(mean_of(moments, [1] * len(moments)))
                     continue
                 for moment, channels in zip(moments, self._channels(), strict=True):
                     wide[self._entries(name, channels)] = moment.cpu()
@@ -126,15 +124,9 @@ class SubnetworksInTurn(InTurn):
 
 def _mean(name: str, states: Sequence[Mapping[str, Tensor]]) -> Tensor:
     """Return the mean of a tensor that all sub-models have; of variances, that of all values."""
-    values = [state[name] for state in states]
+    values, counts = [state[name] for state in states], [1] * len(states)
     if name.endswith("running_var"):
         means = [state[name.replace("running_var", "running_mean")] for state in states]
-        mean = _mean_of(means)
+        mean = mean_of(means, counts)
         values = [v + (m - mean).square() for v, m in zip(values, means, strict=True)]
-    return _mean_of(values)
-
-
-def _mean_of(values: Sequence[Tensor]) -> Tensor:
-    total = sum(value.double() for value in values)
-    assert isinstance(total, Tensor)
-    return (total / len(values)).to(values[0].dtype)
+    return mean_of(values, counts)
