@@ -10,17 +10,9 @@ from vigpipe.errors import InputError
 from vigpipe.launch.environment import from_environment, threads_per_rank
 
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-_BYTES = {
-    "b": 1,
-    "kb": 1e3,
-    "mb": 1e6,
-    "gb": 1e9,
-    "tb": 1e12,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-}
-_BITS_A_SECOND = {"b/s": 1.0, "kb/s": 1e3, "mb/s": 1e6, "gb/s": 1e9, "tb/s": 1e12}
+_DECIMAL = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
+_BYTES = {**_DECIMAL, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30}
+_BITS_A_SECOND = {f"{unit}/s": factor for unit, factor in _DECIMAL.items()}
 # The units of an option's quantity, and an example.
 _QUANTITIES = {
     "memory_limit": (_BYTES, "16GB"),
@@ -66,10 +58,7 @@ def network(config: PlanConfig) -> tuple[float | None, float | None]:
 
 
 def ranks_to_measure(config: PlanConfig, num_ranks: int) -> int:
-    """Return how many ranks measure a layout: as many as this host has room for.
-
-    With a profile, one rank is enough.
-    """
+    """Return how many ranks measure: as many as there is room for here, or one with a profile."""
     launch = from_environment(os.environ)
     if launch.launcher != "alone" or config.profile is not None or num_ranks == 1:
         return launch.world_size
