@@ -1,8 +1,7 @@
 """What is known of an option besides its type and its meaning, declared in its one place."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
-from functools import partial
 from typing import Any, Literal
 
 from vigpipe.config.choices import JobName
@@ -49,11 +48,6 @@ class Facts:
 def option(group: str, default: Any, **facts: Any) -> Any:  # noqa: ANN401
     """Declare a field of options: its default, and the `Facts` about it."""
     return field(default=default, metadata={"facts": Facts(group, **facts)})
-
-
-def in_group(group: str) -> Callable[..., Any]:
-    """Return `option` for the options of a group."""
-    return partial(option, group)
 
 
 def facts_of(options: type[Any]) -> dict[str, Facts]:

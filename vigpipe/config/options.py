@@ -2,13 +2,14 @@
 
 import re
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from vigpipe.config import choices
 from vigpipe.config.auto_augment import check_auto_augment
 from vigpipe.config.compress import parse_compress
-from vigpipe.config.declare import When, facts_of, in_group
+from vigpipe.config.declare import When, facts_of, option
 from vigpipe.config.halo import parse_halo
 from vigpipe.config.interval import parse_interval
 from vigpipe.config.prepared import OF_FOLDER, is_prepared
@@ -22,8 +23,9 @@ MOST_EMA = 0.999999  # with 1 the average would be the random weights of the fir
 _AUGMENTATION = ("random_crop", "auto_augment", "color_jitter", "erasing")
 
 
-_model, _data, _training, _layout, _replicas, _checkpoints, _timing = map(
-    in_group, ("Model", "Data", "Training", "Layout", "Replicas", "Checkpoints", "Timing")
+_GROUPS = ("Model", "Data", "Training", "Layout", "Replicas", "Checkpoints", "Timing")
+_model, _data, _training, _layout, _replicas, _checkpoints, _timing = (
+    partial(option, group) for group in _GROUPS
 )
 
 
