@@ -29,36 +29,22 @@ from vigpipe.model.weights import match_state, read_weights, to_reference_names
 OPTIONS = ("norm", "graph", "aggregator", "stem_stride", "compat")
 NUM_IMAGENET_CLASSES = 1000
 # vig_study is not in timm's registry, so it has no pretrained_cfg.
-STUDY: dict[str, Any] = {
-    "num_classes": 10,
-    "input_size": (3, 32, 32),
-}
+STUDY: dict[str, Any] = {"num_classes": 10, "input_size": (3, 32, 32)}
 
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """Everything that is needed to build a model and to prepare its images.
-
-    Attributes:
-        model: name of the model, such as `vig_ti_224`.
-        num_classes: number of logits.
-        in_chans: channels of the images, 1 or 3.
-        image_size: (H, W) of the images in pixels.
-        mean: mean that is subtracted from the pixels, which lie in 0 ... 1.
-        std: standard deviation that the pixels are divided by afterwards.
-        crop_pct: fraction of the side of a resized image that is kept.
-        class_names: name of each class, by label; empty if the file has no names.
-        options: the options in OPTIONS that the file gives, as arguments of `create_model`.
-    """
+    """Everything that is needed to build a model and to prepare its images."""
 
     model: str
     num_classes: int
-    in_chans: int
-    image_size: tuple[int, int]
-    mean: float
-    std: float
-    crop_pct: float
-    class_names: tuple[str, ...] = ()
+    in_chans: int  # channels of the images, 1 or 3
+    image_size: tuple[int, int]  # (H, W) in pixels
+    mean: float  # that is subtracted from the pixels, which lie in 0 ... 1
+    std: float  # that the pixels are divided by afterwards
+    crop_pct: float  # fraction of the side of a resized image that is kept
+    class_names: tuple[str, ...] = ()  # by label; empty if the file has no names
+    # Those in OPTIONS that the file gives, as arguments of `create_model`.
     options: dict[str, Any] = field(default_factory=dict)
 
     def build(self) -> StagedModel:
@@ -136,10 +122,8 @@ def read_description(
 ) -> ModelDescription:
     """Find out which model a weights file holds, and how its images are prepared.
 
-    The file's metadata come first, then the shapes of its tensors, then the model's defaults. Give
-    a model without weights, which are then random, or if the file does not tell the model.
-    `image_size`, SIDE or HEIGHTxWIDTH in pixels, overrides the file's. Raises InputError if the
-    file cannot be read, holds an unknown or another model, or metadata that cannot be used.
+    The file's metadata come first, then the shapes of its tensors, then the model's defaults.
+    Without weights, which are then random, a model must be given. `image_size` overrides the file.
     """
     if weights is None:
         if model is None:

@@ -52,9 +52,8 @@ class Panel:
 def draw(pixels: np.ndarray, panels: Sequence[Panel], heading: Sequence[str], path: Path) -> None:
     """Draw the panels side by side, at most MAX_COLUMNS in a row, and write the file.
 
-    The pixels are the image as the model sees it, (H, W, 3) uint8. There is at least one panel,
-    above which are two lines of heading; what is too long for the picture is cut. The path ends in
-    .png, .pdf or .svg. Raises InputError if the file cannot be written.
+    The pixels are the image as the model sees it, (H, W, 3) uint8. Above at least one panel are two
+    lines of heading, cut to the picture's width. The path ends in .png, .pdf or .svg.
     """
     from matplotlib.figure import Figure  # half a second to import
 
@@ -70,15 +69,9 @@ def draw(pixels: np.ndarray, panels: Sequence[Panel], heading: Sequence[str], pa
         row, column = divmod(i, columns)
         left = MARGIN_INCHES + column * (PANEL_INCHES + MARGIN_INCHES)
         bottom = inches_high - HEADING_INCHES - (row + 1) * (panel_height + TITLE_INCHES)
-        axes = figure.add_axes(
-            (
-                left / inches_wide,
-                bottom / inches_high,
-                PANEL_INCHES / inches_wide,
-                panel_height / inches_high,
-            )
-        )
-        _draw_panel(axes, pixels, panel)
+        corner = left / inches_wide, bottom / inches_high
+        size = PANEL_INCHES / inches_wide, panel_height / inches_high
+        _draw_panel(figure.add_axes((*corner, *size)), pixels, panel)
     _draw_heading(figure, heading, inches_wide, inches_high)
     unwritable = told_if_unwritable(f"--out {path}", "choose another file")
     with unwritable, warnings.catch_warnings():
@@ -142,10 +135,7 @@ def _box(
 ) -> tuple[float, float, float, float]:
     """Return the pixels that reduction x reduction nodes cover: (left, top, right, bottom)."""
     (top, bottom), (left, right) = (
-        (
-            i * reduction * pixels / nodes,
-            min((i + 1) * reduction, nodes) * pixels / nodes,
-        )
+        (i * reduction * pixels / nodes, min((i + 1) * reduction, nodes) * pixels / nodes)
         for i, nodes, pixels in zip(position, grid, size, strict=True)
     )
     return left, top, right, bottom

@@ -85,10 +85,7 @@ def graph_model_in(weights: Path) -> str | None:
 
 
 def read_graph_description(weights: Path, data: str = "GRAPH") -> GraphDescription:
-    """Find out which graph model a weights file holds; the errors name the user's --data.
-
-    Raises InputError if the file cannot be read, or holds no graph model that can be used.
-    """
+    """Find out which graph model a weights file holds; the errors name the user's --data."""
     return describe_graph_model(read_metadata(weights), weights, data)
 
 

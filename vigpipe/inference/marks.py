@@ -5,7 +5,7 @@ are pooled (pyramids), their boxes are larger than the node's box.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,11 +24,10 @@ CASING = 0.8  # points, both sides together
 
 
 def mark(axes: "Axes", node: Box, neighbours: Sequence[Box], points: float) -> None:
-    """Mark a node and its neighbours, of which there is at least one.
+    """Mark a node and its neighbours, at least one; a pixel of the image has so many `points`.
 
-    Neighbours are outlined inside their patch, so that adjacent ones stay apart. The node is
-    outlined outside its patch, so that both lines are visible if it is its own neighbour. A pixel
-    of the image has so many `points`.
+    Neighbours are outlined inside their patch, so that adjacent ones stay apart, and the node
+    outside its patch, so that both lines are visible if it is its own neighbour.
     """
     side = points * min(right - left for left, _, right, _ in neighbours)
     line = min(MAX_LINE, LINE_PER_SIDE * side)
@@ -73,18 +72,9 @@ def _outline(axes: "Axes", box: Box, colour: str, line: float, outwards: float) 
     left, top, right, bottom = box
     corner = (left - outwards, top - outwards)
     sides = (right - left + 2 * outwards, bottom - top + 2 * outwards)
+    look: dict[str, Any] = {"fill": False, "joinstyle": "miter", "clip_on": False}
     for edge, thickness in ((CASING_COLOUR, line + CASING), (colour, line)):
-        axes.add_patch(
-            Rectangle(
-                corner,
-                *sides,
-                fill=False,
-                edgecolor=edge,
-                linewidth=thickness,
-                joinstyle="miter",
-                clip_on=False,
-            )
-        )
+        axes.add_patch(Rectangle(corner, *sides, edgecolor=edge, linewidth=thickness, **look))
 
 
 def _draw_arms(axes: "Axes", box: Box, gap: float, length: float) -> None:

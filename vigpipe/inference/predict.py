@@ -76,10 +76,7 @@ def options_of_ranks(config: PredictConfig) -> dict[str, Any]:
 
 
 def prepare_prediction(config: PredictConfig, paths: Sequence[Path]) -> Run:
-    """Prepare a run whose test images are the given image files.
-
-    Raises InputError if there are none, the weights cannot be used, or an option is wrong.
-    """
+    """Prepare a run whose test images are the given image files."""
     if not paths:
         raise InputError("predict: none of the images can be read; name others")
     description = read_description(config.weights, config.model, config.image_size)
@@ -103,17 +100,10 @@ def prepare_prediction(config: PredictConfig, paths: Sequence[Path]) -> Run:
 
 
 def predict(rank_state: RankState, paths: Sequence[Path]) -> Iterator[Prediction]:
-    """Predict the classes of the image files of a run from `prepare_prediction`.
+    """Predict the image files of `prepare_prediction` in order, on ranks of the last stage.
 
     Every rank must exhaust the iterator. On a CPU the models are prepacked, so that nothing else
-    can be done with them afterwards.
-
-    Yields:
-        One prediction per image, in order, on ranks of the last stage; nothing on other ranks.
-
-    Raises:
-        FloatingPointError: an image's logits are NaN or infinite; on every rank of the last stage.
-        InputError: an image cannot be read.
+    can be done with them afterwards. Logits that are not finite are an error on all these ranks.
     """
     run, pipeline = rank_state.run, rank_state.pipeline
     job, dtype = run.job, run.autocast_dtype or run.dtype
@@ -156,14 +146,10 @@ def check_finite(what: str, probabilities: Sequence[float]) -> None:
 
 
 def most_likely(logits: Tensor, *, several: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the most likely classes of each image or node; equally likely ones by label.
+    """Return probabilities, (b, 5) float64, and labels of the likeliest classes; ties by label.
 
+    With fewer than 5 classes there are as many columns. Rows with NaN or infinite logits are NaN.
     Where each may have `several` classes or none, their probabilities do not depend on one another.
-
-    Returns:
-        Probabilities of logits, (b, classes), as (b, 5) float64, which are NaN in rows with NaN or
-        infinite logits, and labels, (b, 5) int64. With fewer than 5 classes there are as many
-        columns as classes.
     """
     logits = logits.double()
     logits = logits.masked_fill(~logits.isfinite().all(1, keepdim=True), torch.nan)
@@ -173,10 +159,7 @@ def most_likely(logits: Tensor, *, several: bool = False) -> tuple[Tensor, Tenso
 
 
 def list_files(given: Sequence[Path]) -> list[Path]:
-    """List the given files, with folders replaced by the images in and below them.
-
-    Raises InputError if nothing is given, a path does not exist, or a folder holds no image.
-    """
+    """List the given files, with folders replaced by the images in and below them."""
     if not given:
         raise InputError("predict: name image files or folders of them, such as photos/cat.png")
     paths: list[Path] = []

@@ -24,17 +24,13 @@ _AT_ONCE = 1 << 16  # nodes whose probabilities are computed together
 
 @dataclass(frozen=True)
 class NodePrediction:
-    """The most likely classes of one node, at most NUM_SHOWN, most likely first.
-
-    Where a node may have several classes, the probabilities do not add up to 1. The name is None if
-    the graph has no names.
-    """
+    """The most likely classes of one node, at most NUM_SHOWN, most likely first."""
 
     node: int
-    name: str | None
+    name: str | None  # None if the graph has no names
     labels: tuple[int, ...]
     names: tuple[str, ...]
-    probabilities: tuple[float, ...]
+    probabilities: tuple[float, ...]  # they add up to 1 unless a node may have several classes
 
     def as_text(self) -> str:
         """Format as text: one line for the node, one for every class, and an empty one."""
@@ -49,10 +45,7 @@ class NodePrediction:
 
 
 def prepare_node_prediction(config: PredictConfig) -> tuple[Run, GraphDescription]:
-    """Prepare a run on the graph that --data names, and return it with what the weights file says.
-
-    Raises InputError if the weights or the graph cannot be read, or do not fit together.
-    """
+    """Prepare a run on the graph of --data, and return it with what the weights file says."""
     assert config.data is not None
     description = read_graph_description(config.weights, config.data)
     options = TrainConfig(
@@ -79,11 +72,9 @@ def prepare_node_prediction(config: PredictConfig) -> tuple[Run, GraphDescriptio
 def predict_nodes(
     rank_state: RankState, description: GraphDescription, split: Split
 ) -> Iterator[NodePrediction]:
-    """Predict the classes of nodes, in a run from `prepare_node_prediction`.
+    """Predict the nodes of a split, ascending in the user's order, on ranks of the last stage.
 
-    Every rank must exhaust the iterator. On ranks of the last stage it yields a prediction for
-    each node of the split, ascending in the user's order; on others nothing. Raises
-    FloatingPointError if a node's logits are NaN or infinite.
+    Every rank must exhaust the iterator. Logits that are not finite are a FloatingPointError.
     """
     graph = _job(rank_state.run).graph
     scorers = rank_state.scorers
