@@ -34,8 +34,7 @@ class Facts:
     job: JobName | None = None  # the kind of models that it is for; None for all
     differs: Differs = "never"
     when: tuple[When, ...] = ()  # so that it counts; otherwise it must keep its default
-    # What it is where it counts and the user leaves it open; or that by the value which the other
-    # option of the last `when` has.
+    # What it is where it counts and is left open; or that by the value of the last `when`'s option.
     filled: Any = None
 
     def filled_for(self, options: object) -> Any:  # noqa: ANN401

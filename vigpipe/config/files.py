@@ -21,11 +21,9 @@ def as_toml(config: TrainConfig) -> dict[str, Any]:
 
 
 def read_config_file(arguments: Sequence[str]) -> tuple[dict[str, Any], str]:
-    """Find `--config FILE` among the arguments and read the file.
+    """Find `--config FILE` among the arguments; return its options by flag name, and its path.
 
-    Returned are the file's options by flag name (`batch-size`), and its path; both are empty
-    without the flag. Raises InputError if the file cannot be read or is not TOML, or has a key that
-    is no option, a list, a control character or a number of more than 64 bits.
+    Both are empty without the flag. Raises InputError for what could not be an option's value.
     """
     path = None
     for i, argument in enumerate(arguments):

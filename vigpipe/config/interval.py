@@ -16,10 +16,7 @@ class Interval:
     seconds: float = 0.0
 
     def is_over(self, step: int, seconds: float) -> bool:
-        """Whether the interval is over at this step of the run, so many seconds after it began.
-
-        Steps are counted from 1.
-        """
+        """Whether it is over at this step, counted from 1, so many seconds after it began."""
         if self.steps:
             return step % self.steps == 0
         return 0 < self.seconds <= seconds

@@ -460,9 +460,8 @@ def of_sampler(sampler: str | None = None) -> list[str]:
 def with_model_defaults(config: TrainConfig) -> TrainConfig:
     """Fill in options left at `None`: from the recipe first, then from the model.
 
-    An option that is still `None` afterwards is off, or is decided later: by the job, of a graph in
-    a prepared folder. Learning rate and EMA decay are scaled to the batch size of this run. Raises
-    InputError if an option asks for augmentation although --no-augment is given.
+    Learning rate and EMA decay are scaled to the batch size of this run. An option that is still
+    `None` afterwards is off, or is decided later: by the job, of a graph in a prepared folder.
     """
     model = MODEL_DEFAULTS[config.model]
     recipe = RECIPES[config.recipe] if config.recipe else NO_RECIPE
@@ -498,10 +497,7 @@ def with_model_defaults(config: TrainConfig) -> TrainConfig:
 
 
 def uses_timm(config: TrainConfig) -> bool:
-    """Tell whether timm augments the training images under these resolved options.
-
-    Without a recipe or an option of timm's, `augment` means vigpipe's own crop and mirroring.
-    """
+    """Whether timm augments the training images, and not vigpipe by its own crop and mirroring."""
     has_timm_option = any(_is_on(config, name) for name in _AUGMENTATION)
     return bool(config.augment) and (config.recipe is not None or has_timm_option)
 

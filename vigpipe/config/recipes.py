@@ -9,33 +9,25 @@ from vigpipe.config import choices
 class ModelDefaults:
     """Default values for one model of the options that are left at `None`.
 
-    Fields not listed below have the meaning of the `TrainConfig` option of the same name.
-
-    Attributes:
-        lr: learning rate for a batch of `lr_images` images.
-        lr_images: batch size that `lr` is meant for; for other batch sizes the learning rate is
-            scaled in proportion. None if the learning rate does not depend on the batch size.
-        image_mean: mean that is subtracted from the pixels, which lie in 0 ... 1.
-        image_std: standard deviation that the pixels are divided by afterwards.
-        job: what the model is for: images, or one graph.
+    Fields without a comment have the meaning of the `TrainConfig` option of the same name.
     """
 
     opt: choices.Optimizer
-    lr: float
+    lr: float  # for a batch of `lr_images` images, and in proportion for others
     weight_decay: float
     lr_schedule: choices.LrSchedule
     min_lr: float
     warmup_epochs: int
     batch_size: int | None
     epochs: int
-    lr_images: int | None = None
+    lr_images: int | None = None  # None if the learning rate does not depend on the batch size
     drop_path: float = 0.0
     augment: bool = False
     image_size: int | None = None
     crop_pct: float = 1.0
-    image_mean: float = 0.0
-    image_std: float = 1.0
-    job: choices.JobName = "images"
+    image_mean: float = 0.0  # that is subtracted from the pixels, which lie in 0 ... 1
+    image_std: float = 1.0  # that the pixels are divided by afterwards
+    job: choices.JobName = "images"  # what the model is for
     norm: choices.Norm | choices.GraphNorm = "batch"
     sampler: choices.Sampler | None = None
     layers: int | None = None
@@ -112,9 +104,7 @@ MODEL_DEFAULTS: dict[str, ModelDefaults] = {
 class RecipeDefaults:
     """Default values under one recipe; a field that is `None` is left to the model's defaults.
 
-    Options that `ModelDefaults` does not have are off without a recipe: `NO_RECIPE` has their
-    values. Fields have the meaning of the `TrainConfig` option of the same name or, as lr and
-    lr_images, that of `ModelDefaults`.
+    Fields mean what they do in `ModelDefaults`. What it does not have is off in `NO_RECIPE`.
     """
 
     opt: choices.Optimizer | None = None

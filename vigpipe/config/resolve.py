@@ -6,10 +6,7 @@ from vigpipe.config.replication import with_replication_defaults
 
 
 def resolved(config: TrainConfig) -> TrainConfig:
-    """Return a user's options as a run has them before it has seen its data.
-
-    Raises InputError if one is out of range, is not for this model, or contradicts another.
-    """
+    """Return a user's options as a run has them before it has seen its data."""
     check_numbers(config)
     check_job(config)
     return with_replication_defaults(with_model_defaults(config))
