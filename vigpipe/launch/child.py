@@ -30,8 +30,7 @@ def child_process(command: Sequence[str], **options: Any) -> Iterator[subprocess
     """Start a command; when this context ends, however it ends, none of its processes is left.
 
     The command gets its own process group: Ctrl-C reaches it only through this process, and the
-    processes it leaves behind can be ended. An exception in this context asks it to stop first. Its
-    stdin is empty; `options` are further arguments of subprocess.Popen.
+    processes it leaves behind can be ended. An exception in this context asks it to stop first.
     """
     child = None
     try:

@@ -60,20 +60,13 @@ OUT_OF_MEMORY = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) me
 
 
 def run_rank(work: Callable[[], int], launch: Launch, failures: Sequence[Path] = ()) -> int:
-    """Do one rank's work, and end every rank when one fails.
+    """Do one rank's work, and return its exit code, or the one that fits its exception.
 
     If a rank fails while a process group exists, this function does not return. The rank ends with
     os._exit, because collectives that are still going on and their threads can block Python's own
-    exit, while the other ranks wait for its sockets to close.
-
-    Args:
-        work: does the work and returns the exit code. If the code is not 0, work must end with a
-            barrier, because launchers end the other ranks as soon as one rank returns such a code.
-        launch: this rank's place in the world.
-        failures: folders for failed-rank<R>.json, common to all ranks; `work` may add some.
-
-    Returns:
-        The exit code of `work`, or the one that fits its exception.
+    exit, while the other ranks wait for its sockets to close. Work whose code is not 0 must end
+    with a barrier, because launchers end the other ranks as soon as one returns such a code.
+    `failures` are folders for failed-rank<R>.json, common to all ranks; `work` may add some.
     """
     began = time.time()
     private = []
@@ -113,10 +106,9 @@ def record_file(folder: Path, rank: int) -> Path:
 
 
 def remove_records(folder: Path, first_rank: int) -> None:
-    """Remove the failures that ranks of an earlier run have left in the folder of this one.
+    """Remove records of an earlier run's ranks from `first_rank` on, which is the number of ranks.
 
-    Records of ranks below `first_rank` stay. Give the number of ranks: each of them removes its own
-    record when it starts, and may have failed again since.
+    Each of these ranks removes its own record when it starts, and may have failed again since.
     """
     for path in folder.glob("failed-rank*.json"):
         rank = re.fullmatch(r"failed-rank([0-9]+)\.json", path.name)
@@ -141,10 +133,7 @@ def have_met(folder: Path, ranks: Iterable[int]) -> bool:
 
 
 def declare_lost(folder: Path, replica: int) -> None:
-    """Ask the launcher to go on without a replica that answers no more, as often as one likes.
-
-    `folder` is that of start_local, and `replica` the position in the replicas that it was given.
-    """
+    """Ask the launcher to go on without the replica at this position in those it was given."""
     (folder / f"lost-replica{replica}").touch()
 
 
@@ -168,11 +157,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def read_failures(folder: Path, run_id: str, since: float = 0.0) -> list[dict[str, Any]]:
-    """Read the records of the failures of one run, earliest first; damaged ones are left out.
-
-    Other runs, of another `Launch.run_id`, may have left records in the folder too. Those from
-    before `since`, in seconds since the epoch, are not returned.
-    """
+    """Read the failures of one run since a time, earliest first; damaged ones are left out."""
     records = []
     for path in folder.glob("failed-rank*.json"):
         with contextlib.suppress(OSError, ValueError, KeyError):
@@ -188,12 +173,10 @@ def _report(error: Exception, launch: Launch, folders: Sequence[Path], began: fl
     kind, code = "own", UNEXPECTED
     has_met = _has_process_group()
     is_common = not has_met  # every rank has read the same flags and files so far
-    if isinstance(error, InputError):
+    if isinstance(error, InputError | FloatingPointError):  # which every rank of a last stage has
         message, is_common = str(error), True
-        code, text = WRONG_INPUT, line(message)
-    elif isinstance(error, FloatingPointError):  # every rank of a last stage has the same loss
-        message, is_common = str(error), True
-        code, text = NOT_FINITE, line(message)
+        code = WRONG_INPUT if isinstance(error, InputError) else NOT_FINITE
+        text = line(message)
     elif isinstance(error, WorkerError):
         message = str(error)
         code, text = PEER_LOST, line(f"rank {launch.rank}: {message}")

@@ -17,8 +17,7 @@ def start_fork_server(modules: Sequence[str] = ()) -> ForkServerContext:
 
     Call this from the main thread: the server ends when the thread that started it ends. Its socket
     is in a private folder (mode 0700) under TMPDIR, or under /tmp if the path would be too long for
-    a socket, as Python itself does from 3.14 on. Returned is the multiprocessing context that forks
-    processes from the server.
+    a socket, as Python itself does from 3.14 on.
     """
     server = multiprocessing.get_context("forkserver")
     if modules:

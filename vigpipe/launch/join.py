@@ -32,9 +32,8 @@ class Offer:
 def choose_gpu(requested: Device, launch: Launch, num_gpus: int) -> int | None:
     """Choose the GPU that a rank would take, before it knows of those on other hosts.
 
-    Returned is the number of the GPU among the `num_gpus` that the rank sees; None for the CPU.
-    Raises InputError if CUDA is requested but absent, or a host has more ranks than GPUs (NCCL
-    refuses two ranks on one GPU).
+    Returned is its number among those that the rank sees; None for the CPU. Raises InputError if
+    CUDA is requested and there are fewer GPUs than ranks (NCCL refuses two ranks on one).
     """
     if requested == "cpu" or (requested == "auto" and num_gpus == 0):
         return None
@@ -100,10 +99,7 @@ def join(
     `gpu` is what `choose_gpu` has chosen for this rank; `rendezvous.meet` takes the two times.
     `on_one_gpu` are the options with which one rank on one GPU does the same work, for the user to
     whom `--device auto` must give CPUs. Returned is the device on which this rank computes, of the
-    same type on every rank.
-
-    Raises:
-        InputError: CUDA is requested, and a rank has no GPU of its own; or the ranks cannot meet.
+    same type on every rank. Raises InputError if a rank lacks a requested GPU, or they cannot meet.
     """
     from vigpipe.launch.device import backend, count_gpus, gpu_uuid, take_device
     from vigpipe.launch.rendezvous import decide_together, init_process_group, meet

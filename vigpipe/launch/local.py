@@ -28,10 +28,7 @@ from vigpipe.launch.supervisor import Supervisor
 
 
 def preload(main: str, *modules: str) -> None:
-    """Let the server that ranks are forked from import modules; return at once.
-
-    `main` is the function that the ranks run, as "module:function".
-    """
+    """Let the server that ranks are forked from import modules and `main`'s; return at once."""
     fork_server.start_fork_server((main.partition(":")[0], *modules))
 
 
@@ -45,21 +42,14 @@ def start_local(
     """Run `main(arguments)` as world_size ranks on this host, and wait for them.
 
     The ranks meet through files in a private folder, so the only open ports are gloo's own on
-    loopback. A second signal kills the ranks, which otherwise have half a minute to end.
+    loopback. A second signal kills the ranks, which otherwise have half a minute to end. `main` is
+    "module:function", so that this package does not depend on the command line; it returns the
+    rank's exit code. `replicas` are the ranks of each replica that the run can go on without, as
+    long as one is left whole (see `Supervisor`).
 
-    Args:
-        world_size: number of ranks.
-        main: a function as "module:function", so that this package does not depend on the command
-            line; it takes a list of arguments and returns the rank's exit code.
-        arguments: those of main.
-        threads: OMP_NUM_THREADS of the ranks.
-        replicas: the ranks of each replica that the run can go on without, as long as one is left
-            whole (see `Supervisor`). By default every failure of a rank ends all ranks.
-
-    Returns:
-        0 if every rank returned 0, but for those of lost replicas; SAVED if the ranks stopped with
-        a checkpoint because they or this launcher were asked to; else the code of the first rank
-        that failed by itself, or 128 + n if signal n ended a rank or this launcher.
+    Returned is 0 if every rank returned 0, but for those of lost replicas; SAVED if the ranks
+    stopped with a checkpoint because they or this launcher were asked to; else the code of the
+    first rank that failed by itself, or 128 + n if signal n ended a rank or this launcher.
     """
     server = fork_server.start_fork_server()
     ranks = RankProcesses()

@@ -59,11 +59,7 @@ def meet(launch: Launch, timeout_seconds: float, meeting_seconds: float | None =
 def decide_together(
     store: "Store", launch: Launch, fact: str, decide: Callable[[list[str]], str]
 ) -> str:
-    """Let rank 0 decide something for all ranks before they have a process group; all call this.
-
-    On rank 0, `decide` is called with the facts of all ranks, in rank order. What it returns is
-    returned on every rank.
-    """
+    """Return what rank 0 decides from the facts of all ranks, in order; every rank calls this."""
     store.set(f"fact/{launch.rank}", fact)
     if launch.rank == 0:
         facts = [store.get(f"fact/{rank}").decode() for rank in range(launch.world_size)]
@@ -76,9 +72,8 @@ def init_process_group(
 ) -> None:
     """Make the process group; every rank calls this.
 
-    With NCCL, choose the rank's device (torch.cuda.set_device) before. `backend` is what
-    `device.backend` returns, or the name of one backend; every later collective gives up after the
-    timeout. Without a store the ranks `meet` now.
+    With NCCL, choose the rank's device (torch.cuda.set_device) before. Every later collective gives
+    up after the timeout. Without a store the ranks `meet` now.
     """
     from datetime import timedelta
 

@@ -33,11 +33,7 @@ class SecondSignal:
     Only the innermost context counts. In another thread than the main one it does nothing, because
     Python handles signals in the main thread alone. The signals that count, by their numbers, need
     handlers, which are called as always. The process also ends if one SIGTERM has come and
-    `went_on` is not called for `patience_seconds`; never by default.
-
-    Attributes:
-        is_patient: whether the process is not given up, however long it takes.
-        thread: reads the signals, and ends with the context.
+    `went_on` is not called for `patience_seconds`; never by default, nor while `is_patient` is set.
     """
 
     def __init__(

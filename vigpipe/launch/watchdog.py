@@ -40,8 +40,8 @@ def ended(folder: Path, ranks: Sequence[int]) -> bool:
     """Whether one of the ranks that had begun to run has ended, or is about to.
 
     A peer may see closed sockets while another thread of the rank, one that waits for a disk for
-    instance, still keeps the process from ending. `folder` is the one in which start_local's ranks
-    leave their process ids; of ranks that have left none yet, nothing is known.
+    instance, still keeps the process from ending. Of ranks without a file in the folder of
+    start_local, nothing is known yet.
     """
     paths = [pid_file(folder, rank) for rank in ranks]
     return any(path.exists() and has_ended(int(path.read_text())) for path in paths)
