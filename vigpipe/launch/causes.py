@@ -18,11 +18,7 @@ class Cause(NamedTuple):
 def find_cause(
     exit_codes: Mapping[int, int], records: Sequence[Mapping[str, Any]], frozen: Collection[int]
 ) -> Cause:
-    """Find the cause of the end of several ranks.
-
-    `exit_codes` are as `RankProcesses.failures` has them, and the records of failures are earliest
-    first. Ranks that were killed because they neither worked nor ended are `frozen`.
-    """
+    """Find why ranks ended: by `RankProcesses.failures`, records, earliest first, and who froze."""
     for record in records:
         if record["kind"] == "own":
             return Cause(record["code"])

@@ -131,10 +131,7 @@ def sender(device: torch.device) -> Callable[[Tensor], Tensor] | None:
 
 
 class SideStream:
-    """Does work of a GPU beside what it computes, such as the copy of the next batch.
-
-    Any other device does its work at once.
-    """
+    """Does work of a GPU beside what it computes; any other device does its work at once."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -157,10 +154,9 @@ def runs_ahead(device: torch.device) -> bool:
 
 
 def record_graph(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-    """Record what a function does on the GPU, as a CUDA graph; nothing is done yet.
+    """Record what a function does to tensors on the GPU, as a CUDA graph; nothing is done yet.
 
-    The function reads and changes tensors that stay where they are. Returned are what replays it,
-    and its result, which each replay writes anew.
+    Returned are what replays it, and its result, which each replay writes anew.
     """
     graph = torch.cuda.CUDAGraph()
     # Other threads read images and write checkpoints meanwhile, and may use the GPU.
@@ -185,11 +181,8 @@ class ToHost:
         return self._event is None or self._event.query()
 
     def read(self) -> list[float]:
-        """Return the numbers, and wait for them if need be.
-
-        The wait is one in Python: signals are seen, and the process does not look busy.
-        """
-        while not self.has_come():
+        """Return the numbers, and wait for them if need be."""
+        while not self.has_come():  # in Python, signals are seen, and the process is not busy
             time.sleep(POLL_SECONDS)
         return self._values.tolist()
 

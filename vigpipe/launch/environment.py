@@ -52,10 +52,7 @@ class Launch:
 
 
 def from_environment(env: Mapping[str, str]) -> Launch:
-    """Read this rank's place from the environment variables of its launcher.
-
-    Raises InputError if one is missing, malformed, or contradicts another one.
-    """
+    """Read this rank's place from the environment variables of its launcher."""
     if FOLDER_VARIABLE in env:
         folder = Path(env[FOLDER_VARIABLE])
         return _from_agent(env, "local", (folder / "ranks").as_uri(), folder.name)
@@ -118,23 +115,14 @@ def _from_srun(env: Mapping[str, str]) -> Launch:
         port = _count(env, "MASTER_PORT", least=1, below=65536)
     # Keys of the store begin with the run_id, so nobody without the token can name one.
     secret = f".{digest(env[TOKEN_VARIABLE])}" if env.get(TOKEN_VARIABLE) else ""
-    return Launch(
-        rank,
-        world_size,
-        local_rank,
-        local_world_size,
-        "srun",
-        f"tcp://{address}:{port}",
-        # SLURM_RESTART_COUNT is unset on the first run.
-        f"slurm-{job_id}.{step}.{env.get('SLURM_RESTART_COUNT', 0)}{secret}",
-    )
+    restart = env.get("SLURM_RESTART_COUNT", 0)  # unset on the first run
+    run_id = f"slurm-{job_id}.{step}.{restart}{secret}"
+    url = f"tcp://{address}:{port}"
+    return Launch(rank, world_size, local_rank, local_world_size, "srun", url, run_id)
 
 
 def expand_nodes(text: str, most: int = MOST_RANKS) -> list[str]:
-    """Expand Slurm's node lists: "node[1-2,09],gpu1" is node1, node2, node09, gpu1.
-
-    Raises InputError for what is no such list, or stands for more than `most` nodes.
-    """
+    """Expand Slurm's node lists: "node[1-2,09],gpu1" is node1, node2, node09, gpu1."""
     names: list[str] = []
     if not re.fullmatch(r"(?:[^][,\s]|\[[^][\s]+\])+(?:,(?:[^][,\s]|\[[^][\s]+\])+)*", text):
         raise _bad("SLURM_STEP_NODELIST", text, "node names such as node[1-3,07-09],gpu1")
@@ -163,10 +151,7 @@ def _expand_ranges(ranges: str, text: str, most: int) -> list[str]:
 
 
 def expand_tasks(text: str, most: int = MOST_RANKS) -> list[int]:
-    """Expand Slurm's task counts: "2(x2),1" is 2, 2, 1.
-
-    Raises InputError for what are no such counts, or stands for more than `most` nodes.
-    """
+    """Expand Slurm's task counts: "2(x2),1" is 2, 2, 1; at most those of `most` nodes."""
     counts: list[int] = []
     for item in text.split(","):
         match = re.fullmatch(r"([1-9][0-9]{0,17})(?:\(x([1-9][0-9]{0,17})\))?", item)
@@ -210,9 +195,6 @@ def threads_per_rank(requested: int | None, ranks: Launch | int, env: Mapping[st
     It is what the user requested with --threads, else OMP_NUM_THREADS, else an equal share of the
     host's cores; under srun, SLURM_CPUS_PER_TASK is that share. `ranks` is this rank's launch, or
     the number of ranks that will share this host.
-
-    Raises InputError if the request or a variable is not a count, or is more than THREADS_ANYWHERE
-    and than THREADS_A_CORE for each core of this host.
     """
     most = max(THREADS_ANYWHERE, THREADS_A_CORE * (os.cpu_count() or 1))
     if requested is not None:

@@ -52,11 +52,9 @@ class RankProcesses:
         function: Callable[..., None],
         arguments: Sequence[tuple[object, ...]],
     ) -> None:
-        """Let every rank call `function(*arguments[rank])` in a fork of the server.
-
-        They are no daemons: those may not start data loaders.
-        """
+        """Let every rank call `function(*arguments[rank])` in a fork of the server."""
         for rank, given in enumerate(arguments):
+            # It is no daemon: those may not start data loaders.
             # If a signal raises an exception now, `end` must know of the process.
             process = self._processes[rank] = server.Process(target=function, args=given)
             try:
@@ -79,10 +77,7 @@ class RankProcesses:
         self._send(signal.SIGKILL, self.running)
 
     def kill_frozen(self, ranks: Iterable[int]) -> bool:
-        """Kill ranks that neither work nor end, and return whether one was killed.
-
-        One that has ended a moment ago is left alone.
-        """
+        """Kill ranks that neither work nor end, but have not just ended; return whether one was."""
         running = self.running
         left = {r for r in running.keys() & set(ranks) if not has_ended(running[r])}
         self.frozen |= left

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from vigpipe.errors import InputError
@@ -29,8 +30,6 @@ def meet(launch: Launch, timeout_seconds: float, meeting_seconds: float | None =
     Raises RuntimeError if not all ranks have come in time, and InputError if the address where they
     meet is wrong, in use or not reachable, or belongs to another run.
     """
-    from datetime import timedelta
-
     import torch.distributed as dist
 
     if launch.is_local:
@@ -75,8 +74,6 @@ def init_process_group(
     With NCCL, choose the rank's device (torch.cuda.set_device) before. Every later collective gives
     up after the timeout. Without a store the ranks `meet` now.
     """
-    from datetime import timedelta
-
     import torch
     import torch.distributed as dist
 
@@ -93,7 +90,7 @@ def init_process_group(
     )
 
 
-def _make_store(launch: Launch, timeout: Any) -> Any:  # noqa: ANN401 - torch is imported late
+def _make_store(launch: Launch, timeout: timedelta) -> Any:  # noqa: ANN401 - torch is imported late
     import torch.distributed as dist
 
     if launch.init_method is None:
