@@ -23,10 +23,7 @@ _TYPES = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
 def with_negative_values(arguments: Sequence[str]) -> list[str]:
-    """Join `--node -1,-1` to `--node=-1,-1`: the parser would take the value for an option.
-
-    Then the check of the option's value tells what is wrong with it.
-    """
+    """Join `--node -1,-1` to `--node=-1,-1`: the parser would take the value for an option."""
     joined: list[str] = []
     for argument in arguments:
         is_name = bool(joined) and re.fullmatch(r"--[a-z-]+", joined[-1])

@@ -43,27 +43,17 @@ def table_of(run: Path) -> str:
             continue
         is_best = newest_best is not None and newest_best.step == manifest.step
         size = sum(facts["bytes"] for facts in manifest.files.values())
-        lines.append(
-            (
-                checkpoint.name,
-                f"{manifest.step} of {manifest.num_steps}",
-                "" if manifest.loss is None else f"{manifest.loss:.4f}",
-                f"{size / 1e6:.1f} MB",
-                one_line(
-                    f"{manifest.config.get('model')}, {manifest.layout.get('text')}"
-                    + (f"; the best, {newest_best}" if is_best else "")
-                ),
-            )
-        )
+        step = f"{manifest.step} of {manifest.num_steps}"
+        loss = "" if manifest.loss is None else f"{manifest.loss:.4f}"
+        of = f"{manifest.config.get('model')}, {manifest.layout.get('text')}"
+        of += f"; the best, {newest_best}" if is_best else ""
+        lines.append((checkpoint.name, step, loss, f"{size / 1e6:.1f} MB", one_line(of)))
     headers = ["checkpoint", "step", "loss", "size", "of"]
     return tabulate(lines, headers=headers, disable_numparse=True)
 
 
 def verify_all(places: Sequence[Path], log: Callable[[str], None]) -> int:
-    """Read every byte of checkpoints, or of all those of a run; log for each whether it is whole.
-
-    The exit code is 0 if all are. Raises InputError if nothing is given, or what is no checkpoint.
-    """
+    """Read every byte of checkpoints, or of all those of a run, and log whether each is whole."""
     if not places:
         raise InputError("vigpipe checkpoint verify: name checkpoints, or folders of runs")
     code = DONE
@@ -84,8 +74,7 @@ def export(
     """Write the weights of a checkpoint as one file, which also describes its model.
 
     The newest checkpoint of a run is taken; with `best`, its best one and what was scored of it.
-    With `ema`, the moving average of the weights is written instead. Raises InputError if the
-    checkpoint is damaged, has no moving average, or the file cannot be written.
+    With `ema`, the moving average of the weights is written instead.
     """
     check_new_file(target, "", (".safetensors",), overwrite=overwrite)
     checkpoint, chosen_by = best_checkpoint(place) if best else (checkpoints_at(place)[0], None)

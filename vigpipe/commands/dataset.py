@@ -19,10 +19,9 @@ MADE_BY = "vigpipe dataset debian"  # the comment of the .npz file
 
 
 def make_debian_graph(out: Path, lists: Path | None = None) -> None:
-    """Write the graph of Debian's packages as an .npz file, and print its size.
+    """Write the graph of apt's lists of packages as an .npz file, and print its size.
 
-    It is made of apt's lists of packages; by default those of this machine. Raises InputError if
-    there are none, or the file cannot be written.
+    By default the lists are those of this machine.
     """
     check_new_file(out, "", (".npz",), mark=MADE_BY, overwrite=None)
     import numpy as np

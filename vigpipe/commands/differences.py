@@ -15,18 +15,13 @@ FLOAT64_ABSOLUTE, FLOAT32_RELATIVE = 1e-10, 1e-5  # the contract's bounds
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest difference over all tensors of one kind.
-
-    A relative difference is one divided by the largest number of its tensor; tensors of mere
-    rounding noise are compared with the largest number of their kind instead (`_scale`). `where` is
-    the tensor with the largest one, and `identical` says whether all tensors are equal bit for bit.
-    """
+    """The largest difference over all tensors of one kind."""
 
     kind: str
     absolute: float
-    relative: float
-    where: str
-    identical: bool
+    relative: float  # divided by the largest number of its tensor, or what `_scale` takes instead
+    where: str  # the tensor with the largest relative one
+    identical: bool  # whether all tensors are equal bit for bit
 
     def within(self, dtype: torch.dtype) -> bool:
         """Return whether the difference is within the contract's bound for this dtype."""

@@ -55,10 +55,7 @@ def draw_graph(config: GraphConfig) -> None:
 
 
 def parse_node(text: str | None, size: tuple[int, int]) -> tuple[int, int]:
-    """Read a pixel's column and row, `X,Y`; by default the centre of an image of this (H, W).
-
-    Raises InputError for what is not two whole numbers, or outside the image.
-    """
+    """Read a pixel's column and row, `X,Y`; by default the centre of an image of this (H, W)."""
     height, width = size
     if text is None:
         return width // 2, height // 2
@@ -78,10 +75,9 @@ def parse_node(text: str | None, size: tuple[int, int]) -> tuple[int, int]:
 
 
 def parse_blocks(text: str | None, backbone: Sequence[bool]) -> list[int]:
-    """Read the indices of the blocks to draw, `I,J,...`; by default the first, middle and last one.
+    """Read the blocks to draw, `I,J,...`, each once; by default the first, middle and last one.
 
-    `backbone` tells for every entry of the model's backbone whether it has a graph. No index is
-    returned twice. Raises InputError for what is not the number of an entry with a graph.
+    `backbone` tells for every entry of the model's backbone whether it has a graph.
     """
     with_graph = [i for i, has_graph in enumerate(backbone) if has_graph]
     if text is None:
@@ -121,10 +117,9 @@ def _ranges(numbers: Sequence[int]) -> str:
 def panel(
     block: int, graph: BlockGraph, spec: BlockSpec, pixel: tuple[int, int], size: tuple[int, int]
 ) -> Panel:
-    """Make the panel that shows the neighbours of one node in one block.
+    """Show, of the first image, the neighbours of the patch that covers a pixel, (column, row).
 
-    The graph is that of the block, whose first image is drawn. The node is the patch that covers
-    the pixel, (column, row), of an image of this size, (H, W).
+    The image has this size, (H, W).
     """
     assert spec.rule is not None
     row, column = (

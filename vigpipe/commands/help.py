@@ -72,10 +72,7 @@ def subcommands(command: App) -> list[str]:
 
 
 def beside_train(options: Sequence[Option], trains: Sequence[Option]) -> list[Option] | None:
-    """Return those of a command's options that `vigpipe train` does not have, or has otherwise.
-
-    None is for a command that does not take all of train's options.
-    """
+    """Return a command's options that train lacks or has otherwise; None if it lacks train's."""
     if not {option.field for option in trains} <= {option.field for option in options}:
         return None
     return [option for option in options if option not in trains]

@@ -41,13 +41,12 @@ _MOST_SIZES = 4  # largest number of micro-batch sizes that are profiled
 _CROWDED = 1.5  # slowdown beside other ranks that shared caches and memory cannot explain
 # Numbers of micro-batches that are tried with `auto`, up to eight per stage.
 _MICROBATCHES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
+# Schedules that are tried with `auto`, and their stages per rank.
+_SCHEDULES: dict[Schedule, int] = {"gpipe": 1, "1f1b": 1, "interleaved1f1b": 2, "loopedbfs": 2}
 
 
 def propose(run: Run, rank: int, device: torch.device, folder: Path, config: PlanConfig) -> None:
-    """Measure as one of several ranks; rank 0 then searches, prints and writes the plan.
-
-    The run is on one stage; the folder is not used, since the path of the plan is an option.
-    """
+    """Measure one stage as one of several ranks; rank 0 then searches, prints and writes a plan."""
     profile = None if config.profile is None else read_profile(config.profile)
     run = replace(run, config=replace(run.config, sync=_sync(config, profile, device)))
     request = make_request(config, run)
@@ -97,11 +96,7 @@ def _sync(config: PlanConfig, profile: Profile | None, device: torch.device) -> 
 
 
 def _with_as_many_gpus(profile: Profile, num_ranks: int) -> Profile:
-    """Let ranks that were not there to measure slow the others down no more than those that were.
-
-    Cores are shared by all ranks of a host, so that more of them are slower in proportion; GPUs are
-    not.
-    """
+    """Give ranks that could not measure the last slowdown; GPUs, unlike cores, are not shared."""
     missing = num_ranks - len(profile.slowdown)
 
     def extended(factors: tuple[float, ...]) -> tuple[float, ...]:
@@ -177,14 +172,8 @@ def make_request(config: PlanConfig, run: Run) -> Request:
             f"--microbatches {config.microbatches} x --dp {config.dp}: must {what}; choose 1 to "
             f"{most}"
         )
-    schedules: tuple[tuple[Schedule, int], ...] = (
-        ("gpipe", 1),
-        ("1f1b", 1),
-        *(
-            (name, 2)
-            for name in ("interleaved1f1b", "loopedbfs")
-            if 2 * config.stages <= num_blocks
-        ),
+    schedules: tuple[tuple[Schedule, int], ...] = tuple(
+        (name, v) for name, v in _SCHEDULES.items() if v * config.stages <= num_blocks
     )
     if config.schedule != "auto":
         schedules = ((config.schedule, config.virtual_stages),)
@@ -211,11 +200,7 @@ def write_plan(
     config: TrainConfig,
     out: Path,
 ) -> None:
-    """Write a plan file, with the predicted figures as comments.
-
-    The interval is that of a step, if it is known. `config` gives the options of the command line
-    that the file recommends. Raises InputError if the file cannot be written.
-    """
+    """Write a plan file, with its predictions and the command to use it with as comments."""
     facts = profile.facts
     versions = facts.get("versions", {})
     slower = ", ".join(f"{factor:.2f}" for factor in profile.slowdown)

@@ -21,11 +21,7 @@ from vigpipe.run.facts import Run
 def propose_way(
     run: Run, rank: int, device: torch.device, folder: Path, config: PlanConfig
 ) -> None:
-    """Measure as one of several ranks; rank 0 then chooses, prints and writes what it measured.
-
-    The run has the layout of the ranks that measure; the folder is not used, since the path of the
-    file is an option.
-    """
+    """Measure as one of several ranks; rank 0 then chooses, prints and writes what it measured."""
     assert config.ranks is not None
     run = on_one_rank(run, config)
     if config.profile is None:
@@ -84,10 +80,7 @@ def _mark(outcome: Outcome, choice: Choice) -> str:
 
 
 def command(best: Outcome, measured: Measured, config: PlanConfig) -> str:
-    """Return the command that trains in the way to take, with the threads that measured it.
-
-    `config` has the options as the user gave them.
-    """
+    """Return the command that trains in the way to take, with the threads that measured it."""
     chosen = best.way.options.split()
     left_out = {*CHOSEN, *UNUSED, "microbatches", "model", "data", "out", "config", "threads"}
     words = ["python", "-m", "vigpipe.train", "--model", config.model, "--data", config.data]

@@ -8,10 +8,7 @@ from vigpipe.files.shipped import shipped
 
 
 def write_batch_file(folder: Path, *, overwrite: bool = False) -> Path:
-    """Write train.sbatch into a folder, which is made if there is none, and return the file's path.
-
-    Raises InputError if a file is there that must not be replaced, or it cannot be written.
-    """
+    """Write train.sbatch into a folder, which is made if there is none; return the file's path."""
     source = shipped("slurm") / "train.sbatch"
     target = folder / source.name
     check_new_file(target, "", (".sbatch",), overwrite=overwrite)

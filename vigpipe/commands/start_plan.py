@@ -31,9 +31,8 @@ UNUSED = ("explain", "compress")
 def run_plan(config: PlanConfig, arguments: Sequence[str]) -> int:
     """Run the command `vigpipe plan`, and return the exit code.
 
-    Without --profile it starts several ranks, to measure how much they slow each other down: as
-    many as the layout has, but no more than the host has GPUs, or else cores, for. On one GPU a
-    single rank measures. The arguments are the command line of the ranks.
+    Without --profile it starts several ranks, to measure how much they slow each other down. The
+    arguments are the command line of the ranks.
     """
     if config.sparse_threads:
         raise InputError(
@@ -41,7 +40,7 @@ def run_plan(config: PlanConfig, arguments: Sequence[str]) -> int:
             "multiply on the same threads; leave it out"
         )
     if config.ranks is not None:
-        return _run_plan_ways(config, arguments)
+        return _run_plan_ways(config, config.ranks, arguments)
     if config.shards > 1:
         raise InputError(
             f"--shards {config.shards}: vigpipe plan predicts stages and replicas; leave it out, "
@@ -64,19 +63,12 @@ def run_plan(config: PlanConfig, arguments: Sequence[str]) -> int:
         out=None,
         cuda_graph=None,  # parts are timed, which a recorded step lacks
     )
-    return run_on_ranks(
-        one_stage,
-        arguments,
-        "vigpipe.commands.plan:propose",
-        options={"config": config},
-    )
+    work = "vigpipe.commands.plan:propose"
+    return run_on_ranks(one_stage, arguments, work, options={"config": config})
 
 
 def plan_file(config: PlanConfig) -> Path:
-    """Return the plan file to write, beside which a picture and a profile lie.
-
-    With --ranks it is that of the measured costs.
-    """
+    """Return the plan file to write, or with --ranks that of the measured costs."""
     number = f"{config.stages}.toml" if config.ranks is None else f"{config.ranks}.json"
     return config.out or Path("stages") / f"{config.model}-{number}".replace("_", "-")
 
@@ -86,30 +78,24 @@ def profile_beside(plan: Path) -> Path:
     return plan.with_suffix(".profile.json")
 
 
-def _run_plan_ways(config: PlanConfig, arguments: Sequence[str]) -> int:
-    """Run the command `vigpipe plan --ranks m`, and return the exit code.
-
-    Without --profile it starts as many ranks as there will be, but no more than the host has GPUs,
-    or else cores, for; these measure. The arguments are the command line of the ranks.
-    """
-    _check_ways(config)
+def _run_plan_ways(config: PlanConfig, ranks: int, arguments: Sequence[str]) -> int:
+    """Run the command `vigpipe plan --ranks m`, and return the exit code."""
+    _check_ways(config, ranks)
     check_cluster(config)
     if config.profile is not None:
         read_measured(config.profile)
     check_new_file(plan_file(config), "--out ", (".json",), mark=WAYS_MARK, overwrite=None)
-    assert config.ranks is not None
-    num_ranks = ranks_to_measure(config, config.ranks)
+    num_ranks = ranks_to_measure(config, ranks)
     together = {"dp": num_ranks} if config.sampler in OF_LAYERS else {"shards": num_ranks}
     meeting = replace(config, stages=1, microbatches=1, schedule="gpipe", out=None, **together)
     work = "vigpipe.commands.plan_ways:propose_way"
     return run_on_ranks(meeting, arguments, work, options={"config": config})
 
 
-def _check_ways(config: PlanConfig) -> None:
+def _check_ways(config: PlanConfig, ranks: int) -> None:
     """Raise InputError for options that do not go with --ranks."""
-    assert config.ranks is not None
-    given = f"--ranks {config.ranks}"
-    if config.ranks < 2:
+    given = f"--ranks {ranks}"
+    if ranks < 2:
         raise InputError(f"{given}: must be at least 2, so that there are ways to choose from")
     if MODEL_DEFAULTS[config.model].job != "graph":
         raise InputError(

@@ -21,10 +21,7 @@ _DEFAULTS = {f.name: f.default for f in fields(PredictConfig)}
 
 
 def run_predict(config: PredictConfig, given: Sequence[Path], arguments: Sequence[str]) -> int:
-    """Run the command `vigpipe predict`, and return the exit code; ranks start as for training.
-
-    `given` are image files and folders, and `arguments` the command line of the ranks.
-    """
+    """Run `vigpipe predict` on files and folders, with ranks as for training; return the code."""
     launch = from_environment(os.environ)
 
     def run() -> int:

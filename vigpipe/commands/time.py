@@ -35,9 +35,7 @@ def time_steps(
     """Time the steps of a run as one of its ranks.
 
     Every other step runs untimed, to show what timing costs; full and partial batches are counted
-    apart for that. The run's number of steps is that of all steps, timed and untimed, but for
-    partial batches after the warm-up, which are taken in addition. `num_test_batches` includes the
-    evaluation's warm-up.
+    apart for that. Partial batches after the warm-up are taken in addition to the run's steps.
     """
     started, run = time.perf_counter(), _with_full_batches(run)
     recorder = make_recorder(run, rank, device)

@@ -41,11 +41,7 @@ from vigpipe.run.summary import gather_accounts, summarize
 def time_replicas(
     run: Run, rank: int, device: torch.device, folder: Path, num_test_batches: int
 ) -> None:
-    """Let replicas do the items of some steps, as one rank, and account for their time.
-
-    The steps of the run include the warm-up. Each replica evaluates so many test batches at the
-    end.
-    """
+    """Let replicas do the items of a run's steps, warm-up included, and account for their time."""
     started = time.perf_counter()
     rank_state = make_rank_state(run, rank, device)
     own_steps, layout = rank_state.own_steps, run.layout
@@ -87,11 +83,7 @@ def time_replicas(
 
 
 class _Timed(Loop):
-    """A loop that takes steps, and leaves the first ones of a rank out of its account.
-
-    `record` is given on the rank that writes the run's files; `loss` is that of the last step, if
-    it is known.
-    """
+    """A loop that takes steps, and leaves the first ones of a rank out of its account."""
 
     def __init__(
         self, rank_state: RankState, own_steps: OwnSteps, record: RunRecord | None
@@ -102,7 +94,7 @@ class _Timed(Loop):
         num_warmup = rank_state.run.config.timing_warmup
         self._num_left_out = num_warmup * (layout.num_replicas if is_server else 1)
         self._num_items, self._before = 0, {}
-        self.loss: float | None = None
+        self.loss: float | None = None  # of the last step, if it is known
 
     def complete(self) -> None:
         """Count from here on, if the first steps are over."""
