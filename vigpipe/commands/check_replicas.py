@@ -340,10 +340,7 @@ class InTurn:
         return group if all(acts and acts[0].group == group for acts in heads) else ()
 
     def _step_with_mean(self, group: Sequence[Model]) -> None:
-        """Let replicas take a step with the mean of their gradients, weighted by samples.
-
-        One that has no items left gives none, and takes no step.
-        """
+        """Let those with items left take a step with their mean gradient, weighted by samples."""
         items = [model.acts.popleft().item for model in group]
         taking = [(m, item) for m, item in zip(group, items, strict=True) if item is not None]
         there = [model.gradients(item) for model, item in taking]

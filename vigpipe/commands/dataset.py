@@ -19,10 +19,7 @@ MADE_BY = "vigpipe dataset debian"  # the comment of the .npz file
 
 
 def make_debian_graph(out: Path, lists: Path | None = None) -> None:
-    """Write the graph of apt's lists of packages as an .npz file, and print its size.
-
-    By default the lists are those of this machine.
-    """
+    """Write the graph of apt's lists, by default this machine's, as .npz file; print its size."""
     check_new_file(out, "", (".npz",), mark=MADE_BY, overwrite=None)
     import numpy as np
 

@@ -117,10 +117,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 def panel(
     block: int, graph: BlockGraph, spec: BlockSpec, pixel: tuple[int, int], size: tuple[int, int]
 ) -> Panel:
-    """Show, of the first image, the neighbours of the patch that covers a pixel, (column, row).
-
-    The image has this size, (H, W).
-    """
+    """Show the neighbours of the patch at a pixel, (column, row), of a first image of (H, W)."""
     assert spec.rule is not None
     row, column = (
         position * nodes // pixels

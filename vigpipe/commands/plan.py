@@ -107,11 +107,7 @@ def _with_as_many_gpus(profile: Profile, num_ranks: int) -> Profile:
 
 
 def replan(run: Run, rank: int, device: torch.device, folder: Path) -> Run:
-    """Return the run with the best cut for its layout (`--stages auto`), the same on every rank.
-
-    All ranks call this together. Rank 0 measures the blocks of the run, which is cut evenly, with
-    the others beside it, searches, and writes the plan to the run's folder.
-    """
+    """Measure together; return the run with the best cut (`--stages auto`), which rank 0 writes."""
     layout, num_replicas = run.layout, run.layout.num_replicas
     if run.config.strategy != "synchronous":  # a step is then that of a single replica
         num_replicas = 1

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 
 from vigpipe.config.options import TrainConfig, as_given, check_numbers
@@ -17,7 +16,6 @@ from vigpipe.start import COMMAND_LINE
 OF_IMAGES = ("model", "image_size", "skip_bad_images", "batch_size", "microbatches", "dp")
 OF_GRAPHS = ("data_dir", "download", "split", "seed")
 _CHECKED = ("seed", "image_size", "batch_size", "threads", "timeout")  # as those of train
-_DEFAULTS = {f.name: f.default for f in fields(PredictConfig)}
 
 
 def run_predict(config: PredictConfig, given: Sequence[Path], arguments: Sequence[str]) -> int:
@@ -50,7 +48,7 @@ def _check(config: PredictConfig, images: Sequence[Path]) -> None:
         advice = "is for images, and the nodes of a graph are predicted all at once; leave it out"
     for name in others:
         value = getattr(config, name)
-        if value != _DEFAULTS[name]:
+        if value != getattr(PredictConfig, name):  # its default
             raise InputError(f"{as_given(name, value)}: {advice}")
     check_numbers(TrainConfig(**{name: getattr(config, name) for name in _CHECKED}))
     if isinstance(config.stages, int):  # otherwise a plan says how many

@@ -8,10 +8,7 @@ from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.config.replication import balances_parts
 from vigpipe.errors import InputError
 
-_SCORES = {
-    "images": ("top1", "loss"),
-    "graph": ("accuracy", "micro_f1", "macro_f1", "loss"),
-}
+_SCORES = {"images": ("top1", "loss"), "graph": ("accuracy", "micro_f1", "macro_f1", "loss")}
 _NORMS = {"images": get_args(Norm), "graph": get_args(GraphNorm)}
 _NOTHING_SAID = TrainConfig()
 
@@ -19,12 +16,11 @@ _NOTHING_SAID = TrainConfig()
 def check_job(config: TrainConfig) -> None:
     """Raise InputError if an option that was given is for models of another kind."""
     job = MODEL_DEFAULTS[config.model].job
-    others = [name for name, facts in OPTIONS.items() if facts.job not in (None, job)]
     what = "images" if job == "graph" else "a graph"
     model = f"{config.model} is a model of {'a graph' if job == 'graph' else 'images'}"
-    for name in others:
+    for name, facts in OPTIONS.items():
         value = getattr(config, name)
-        if value != getattr(_NOTHING_SAID, name):
+        if facts.job not in (None, job) and value != getattr(_NOTHING_SAID, name):
             raise InputError(
                 f"{as_given(name, value)}: is for {what}, and {model}; leave it out, or choose "
                 "another --model"

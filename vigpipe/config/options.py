@@ -36,6 +36,7 @@ def _sampled(*samplers: choices.Sampler) -> When:
 _PARTS = _sampled("parts")
 _SHARED = When("shards", range(2, 1 << 20), "where ranks share a graph", named="2 or more")
 _MIXED = When("split", ("mixed",), "where ranks share the channels of all nodes")
+_BY_COLUMNS = (_SHARED, _MIXED)
 _HALO = When("split", ("halo",), "where each rank has a part of a graph")
 _SUMMED = When("strategy", ("synchronous",), "where all replicas take every step together")
 _OWN_STEPS = When(
@@ -396,12 +397,8 @@ class TrainConfig:
     recompute: choices.Recompute = _layout("never", differs="resumed")
     shards: int = _layout(1, bounds=(1, 1 << 16), differs="resumed")
     split: choices.Split | None = _layout(None, job="graph", differs="resumed")
-    adjacency: choices.Edging = _layout(
-        "whole", job="graph", differs="resumed", when=(_SHARED, _MIXED)
-    )
-    chunks: int = _layout(
-        1, bounds=(1, 1 << 10), job="graph", differs="resumed", when=(_SHARED, _MIXED)
-    )
+    adjacency: choices.Edging = _layout("whole", job="graph", differs="resumed", when=_BY_COLUMNS)
+    chunks: int = _layout(1, bounds=(1, 1 << 10), job="graph", differs="resumed", when=_BY_COLUMNS)
     halo: str | None = _layout(None, job="graph", when=(_HALO,))
     device: choices.Device = _layout("auto", short=True, differs="resumed")
     threads: int | None = _layout(None, bounds=(1, 1 << 12), differs="always")

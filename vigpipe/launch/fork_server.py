@@ -37,10 +37,7 @@ def start_fork_server(modules: Sequence[str] = ()) -> ForkServerContext:
 
 
 def _start_resource_tracker() -> None:
-    """Start multiprocessing's process that removes semaphores, and let it do that in silence.
-
-    It warns of semaphores that are left when this process is killed, and then removes them.
-    """
+    """Start what removes the semaphores of this process if it is killed, without a warning."""
     before = os.environ.get("PYTHONWARNINGS")
     silence = "ignore::UserWarning:multiprocessing.resource_tracker"
     os.environ["PYTHONWARNINGS"] = f"{before},{silence}" if before else silence

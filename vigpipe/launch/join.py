@@ -63,10 +63,7 @@ def device_alone(requested: Device) -> "torch.device":
 
 
 def why_not_on_gpus(offers: Sequence[Offer]) -> str | None:
-    """Say why not every rank computes on the GPU that it has offered; None if every rank does.
-
-    The reason is empty if there is no GPU. The offers are in rank order.
-    """
+    """Say why not all ranks take the GPUs they offer; empty without GPUs, None if all ranks do."""
     first, gpus = offers[0], Counter(offer.gpu for offer in offers)
     for rank, offer in enumerate(offers):
         if offer.requested != first.requested:

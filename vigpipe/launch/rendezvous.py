@@ -25,10 +25,7 @@ def meet(launch: Launch, timeout_seconds: float, meeting_seconds: float | None =
     The collectives of the ranks give up after `timeout_seconds`. For `meeting_seconds` ranks of
     srun and torchrun wait for others that start late; by default LONG_WAIT_SECONDS, or
     `timeout_seconds` if that is longer. A launcher on this host notices a rank that does not come,
-    so there the default holds always.
-
-    Raises RuntimeError if not all ranks have come in time, and InputError if the address where they
-    meet is wrong, in use or not reachable, or belongs to another run.
+    so there the default holds always. Raises RuntimeError if not all ranks have come in time.
     """
     import torch.distributed as dist
 
