@@ -4,7 +4,7 @@ import re
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from vigpipe.config import choices
 from vigpipe.config.auto_augment import check_auto_augment
@@ -29,11 +29,11 @@ _model, _data, _training, _layout, _replicas, _checkpoints, _timing = (
 )
 
 
-def _sampled(*samplers: choices.Sampler) -> When:
-    return When("sampler", samplers)
+def _sampled(*samplers: choices.Sampler, **facts: Any) -> Any:  # noqa: ANN401
+    """Declare an option that counts with some samplers, and is left open by default."""
+    return _data(None, job="graph", when=(When("sampler", samplers),), **facts)
 
 
-_PARTS = _sampled("parts")
 _SHARED = When("shards", range(2, 1 << 20), "where ranks share a graph", named="2 or more")
 _MIXED = When("split", ("mixed",), "where ranks share the channels of all nodes")
 _BY_COLUMNS = (_SHARED, _MIXED)
@@ -326,46 +326,24 @@ class TrainConfig:
     features: choices.Features | None = _data(None, job="graph")
     symmetric: bool | None = _data(None, job="graph")
     sampler: choices.Sampler | None = _data(None, short=True, job="graph")
-    partition: choices.Partition | None = _data(
-        None, short=True, job="graph", when=(_PARTS,), filled="metis"
-    )
-    parts: int | None = _data(
-        None, short=True, bounds=(1, 1 << 30), job="graph", when=(_PARTS,), filled=40
-    )
-    repartition_every: int | None = _data(None, bounds=(1, 1 << 30), job="graph", when=(_PARTS,))
-    merge: int | None = _data(None, bounds=(1, 1 << 30), job="graph", when=(_PARTS,), filled=1)
+    partition: choices.Partition | None = _sampled("parts", short=True, filled="metis")
+    parts: int | None = _sampled("parts", short=True, bounds=(1, 1 << 30), filled=40)
+    repartition_every: int | None = _sampled("parts", bounds=(1, 1 << 30))
+    merge: int | None = _sampled("parts", bounds=(1, 1 << 30), filled=1)
     # The sizes of saint-node, saint-edge and saint-walk are those of GraphSAINT on Reddit
     # (arXiv:1907.04931).
-    sample_nodes: int | None = _data(
-        None, bounds=(1, 1 << 30), job="graph", when=(_sampled("saint-node"),), filled=8000
+    sample_nodes: int | None = _sampled("saint-node", bounds=(1, 1 << 30), filled=8000)
+    sample_edges: int | None = _sampled("saint-edge", bounds=(1, 1 << 30), filled=6000)
+    roots: int | None = _sampled("saint-walk", bounds=(1, 1 << 30), filled=2000)
+    walk_length: int | None = _sampled("saint-walk", bounds=(1, 1 << 10), filled=4)
+    coverage: int | None = _sampled(
+        "saint-node", "saint-edge", "saint-walk", bounds=(1, 1 << 20), filled=50
     )
-    sample_edges: int | None = _data(
-        None, bounds=(1, 1 << 30), job="graph", when=(_sampled("saint-edge"),), filled=6000
+    batch_nodes: int | None = _sampled(
+        "fastgcn", "neighbour", bounds=(1, 1 << 30), filled={"fastgcn": 256, "neighbour": 1024}
     )
-    roots: int | None = _data(
-        None, bounds=(1, 1 << 30), job="graph", when=(_sampled("saint-walk"),), filled=2000
-    )
-    walk_length: int | None = _data(
-        None, bounds=(1, 1 << 10), job="graph", when=(_sampled("saint-walk"),), filled=4
-    )
-    coverage: int | None = _data(
-        None,
-        bounds=(1, 1 << 20),
-        job="graph",
-        when=(_sampled("saint-node", "saint-edge", "saint-walk"),),
-        filled=50,
-    )
-    batch_nodes: int | None = _data(
-        None,
-        bounds=(1, 1 << 30),
-        job="graph",
-        when=(_sampled("fastgcn", "neighbour"),),
-        filled={"fastgcn": 256, "neighbour": 1024},
-    )
-    layer_nodes: int | None = _data(
-        None, bounds=(1, 1 << 30), job="graph", when=(_sampled("fastgcn"),), filled=400
-    )
-    fanout: str | None = _data(None, job="graph", when=(_sampled("neighbour"),), filled="10")
+    layer_nodes: int | None = _sampled("fastgcn", bounds=(1, 1 << 30), filled=400)
+    fanout: str | None = _sampled("neighbour", filled="10")
     config: Path | None = _training(None, short=True, differs="always")
     out: Path | None = _training(None, short=True, differs="always")
     recipe: choices.Recipe | None = _training(None, short=True, job="images")
