@@ -122,7 +122,9 @@ def predict(
     """
     if batch_size < 1:
         raise InputError(f"batch_size {batch_size}: must be at least 1")
-    loaded = weights if isinstance(weights, LoadedModel) else _load_to_predict(weights)
+    loaded = weights if isinstance(weights, LoadedModel) else load(weights)
+    if loaded is not weights and can_prepack(loaded.model, torch.float32):
+        prepack(loaded.model)  # nobody else has this model
     given = [images] if isinstance(images, str | os.PathLike) else images
     paths = list_files([Path(path) for path in given])
     split = loaded.transform.description.split(paths)
@@ -136,10 +138,3 @@ def predict(
         for path, i, p in zip(paths[batch.start : batch.stop], labels, probabilities, strict=True):
             predictions.append(make_prediction(path, loaded.class_names, i, p))
     return predictions
-
-
-def _load_to_predict(weights: Path | str) -> LoadedModel:
-    loaded = load(weights)
-    if can_prepack(loaded.model, torch.float32):
-        prepack(loaded.model)
-    return loaded

@@ -21,7 +21,7 @@ from vigpipe.model.vig import VisionGnn
 from vigpipe.ops.gelu import gelu_
 
 Sides = tuple[int, ...] | str  # torch.nn.Conv2d has both
-Geometry = tuple[Sides, Sides, Sides, int]
+Geometry = tuple[Sides, Sides, Sides, int]  # padding, stride, dilation, number of groups
 
 
 def has_kernels(dtype: torch.dtype) -> bool:
@@ -105,10 +105,7 @@ def _convolution(conv: nn.Conv2d, dtype: torch.dtype, gelu: bool = False) -> "Co
 
 
 class Prepacked(nn.Module):
-    """What computes, and nothing else: it refuses all else that modules do.
-
-    Its products are computed in a dtype; `gelu` applies GELU to them.
-    """
+    """What computes products of a dtype, and GELU of them; it refuses all else that modules do."""
 
     def __init__(self, dtype: torch.dtype, gelu: bool) -> None:
         super().__init__()
@@ -166,11 +163,7 @@ class Product(Prepacked):
 
 
 class Convolution(Prepacked):
-    """A convolution, then GELU, on features with channels last in memory.
-
-    The weight is (C_out, C_in / groups, h, w), the bias (C_out,). The geometry is padding, stride
-    and dilation, each of both sides, and the number of groups.
-    """
+    """A convolution, then GELU, on features with channels last in memory."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor, geometry: Geometry, dtype: torch.dtype, gelu: bool
