@@ -120,9 +120,6 @@ def gathered(rank_state: RankState, tensors: dict[str, Tensor]) -> dict[str, Ten
     return gather_named(tensors, rank_state.mesh.groups.pipeline, last)
 
 
-# ---- the ranks --------------------------------------------------------------------------------
-
-
 def train_recorded(rank_state: RankState) -> tuple[list[float], list[Recorded]]:
     """Train to the end as one rank; return the losses that it knows, and what all have recorded."""
     loop, own_steps = _Losses(rank_state), rank_state.own_steps
@@ -178,9 +175,6 @@ def _take(rank_state: RankState, batch: ReplicaBatch) -> list[float]:
     return [step.loss] if step.loss is not None and any(batch.sizes) else []
 
 
-# ---- one process ------------------------------------------------------------------------------
-
-
 class Alone(Synchronous):
     """The strategy of a model that is trained in turn with the others."""
 
@@ -213,11 +207,7 @@ class Act(NamedTuple):
 def acts_of(
     recorded: Recorded, replica: int, num_replicas: int, *, in_step: bool, overlap: int = 0
 ) -> list[Act]:
-    """Return what a replica did, in order.
-
-    Averages are part of a step with `in_step`, and otherwise come after it. After `overlap` steps
-    the mean of the weights that were given is applied.
-    """
+    """Return a replica's acts in order; averages are in a step, after it, or `overlap` steps on."""
     if overlap:
         return _overlapping_acts(recorded, tuple(range(num_replicas)), overlap)
     groups: dict[int, list[tuple[int, ...]]] = {}  # that it was averaged with, by step

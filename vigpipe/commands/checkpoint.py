@@ -1,7 +1,7 @@
 """The commands `vigpipe checkpoint list|verify|export`: inspect the checkpoints of runs."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -26,7 +26,7 @@ from vigpipe.files.names import escaped
 from vigpipe.files.outputs import check_new_file
 from vigpipe.messages import one_line
 from vigpipe.model.slicing import Slicing
-from vigpipe.replication.subnetworks.draws import Channels, draw_channels
+from vigpipe.replication.subnetworks.draws import draw_channels
 from vigpipe.replication.table import resumed_table
 
 
@@ -116,9 +116,7 @@ def _export_wide(checkpoint: Path, manifest: Manifest, target: Path) -> None:
     seed, every = numbers
     round_index = table.joined[0]
 
-    @cache
-    def draws() -> list[Channels]:
-        return draw_channels(slicing.sizes, num, seed, round_index)
+    draws = cache(partial(draw_channels, slicing.sizes, num, seed, round_index))
 
     def chosen(group: str, replica: int) -> Tensor:
         return draws()[replica][group]

@@ -1,7 +1,4 @@
-"""What `--help` and `--help-all` print, from the parser itself: in groups, wrapped to the terminal.
-
-The commands that take all options of `vigpipe train` show their own ones and point to train's.
-"""
+"""What `--help` and `--help-all` print, from the parser: in groups, wrapped to the terminal."""
 
 import shutil
 import textwrap
@@ -92,10 +89,8 @@ def help_text(app: App, arguments: Sequence[str], width: int | None = None) -> s
     names, apps, _ = app.parse_commands([word for word in arguments if word not in FLAGS])
     name, command = " ".join((app.name[0], *names)), apps[-1]
     if subcommands(command):
-        parts = _list_commands(name, command, width)
-    else:
-        parts = _list_options(name, command, "--help-all" in arguments, width)
-    return "\n".join(parts)
+        return "\n".join(_list_commands(name, command, width))
+    return "\n".join(_list_options(name, command, "--help-all" in arguments, width))
 
 
 def summary(command: App) -> str:

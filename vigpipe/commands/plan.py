@@ -28,11 +28,7 @@ from vigpipe.planning.profile import Profile, read_profile, with_network, write_
 from vigpipe.planning.search import search
 from vigpipe.planning.step import Proposal, Request
 from vigpipe.planning.ways import check_options
-from vigpipe.profiling.measure import (
-    cost_options,
-    measure_profile,
-    microbatch_sizes_to_profile,
-)
+from vigpipe.profiling.measure import cost_options, measure_profile, microbatch_sizes_to_profile
 from vigpipe.run.facts import Run
 from vigpipe.schedules import Schedule
 from vigpipe.timing.timeline import draw_timeline
@@ -98,12 +94,10 @@ def _sync(config: PlanConfig, profile: Profile | None, device: torch.device) -> 
 def _with_as_many_gpus(profile: Profile, num_ranks: int) -> Profile:
     """Give ranks that could not measure the last slowdown; GPUs, unlike cores, are not shared."""
     missing = num_ranks - len(profile.slowdown)
-
-    def extended(factors: tuple[float, ...]) -> tuple[float, ...]:
-        return (*factors, *[factors[-1]] * missing)
-
-    rounds = tuple(map(extended, profile.rounds))
-    return replace(profile, slowdown=extended(profile.slowdown), rounds=rounds)
+    slowdown, *rounds = (
+        (*factors, *[factors[-1]] * missing) for factors in (profile.slowdown, *profile.rounds)
+    )
+    return replace(profile, slowdown=slowdown, rounds=tuple(rounds))
 
 
 def replan(run: Run, rank: int, device: torch.device, folder: Path) -> Run:

@@ -87,9 +87,8 @@ def command(best: Outcome, measured: Measured, config: PlanConfig) -> str:
     plain = TrainConfig()
     for name in (f.name for f in fields(TrainConfig)):
         value = getattr(config, name)
-        if name in left_out or flag(name) in chosen or value == getattr(plain, name):
-            continue
-        words += as_given(name, value).split(" ", 1)
+        if not (name in left_out or flag(name) in chosen or value == getattr(plain, name)):
+            words += as_given(name, value).split(" ", 1)
     if isinstance(config.microbatches, int) and config.microbatches > 1:
         words += [] if "--microbatches" in chosen else ["--microbatches", str(config.microbatches)]
     threads = config.threads or measured.facts.get("threads")

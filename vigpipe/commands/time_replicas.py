@@ -1,8 +1,4 @@
-"""The command `vigpipe time` where replicas take steps of their own: who worked, waited, averaged.
-
-The parts of a step are those of a synchronous run, which the command times in all detail. Here the
-question is how evenly the replicas work, and what they wait for.
-"""
+"""The command `vigpipe time` where replicas take steps of their own: who worked and who waited."""
 
 import time
 from collections.abc import Mapping

@@ -21,8 +21,7 @@ def count_gpus(requested: Device, *, can_compute: bool = False) -> int:
     """Count the GPUs that this process sees; none if --device cpu leaves them alone.
 
     A process that starts ranks counts them through NVML, which makes no CUDA context and leaves
-    forks of the process able to use CUDA. With `can_compute`, which is for ranks, CUDA is asked too
-    whether it can use them.
+    forks of the process able to use CUDA. With `can_compute`, ranks ask CUDA, too.
     """
     if requested == "cpu" or (can_compute and not torch.cuda.is_available()):
         return 0

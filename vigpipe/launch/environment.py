@@ -100,13 +100,11 @@ def _from_srun(env: Mapping[str, str]) -> Launch:
     # srun may place 3 + 1 tasks on two nodes, so the local rank is read, never computed.
     local_world_size = tasks[node_index]
     local_rank = _count(env, "SLURM_LOCALID", below=local_world_size)
-
     if rank == 0 and node_index > 0 and not env.get("MASTER_ADDR"):
         raise InputError(
             f"SLURM_NODEID={node_index}: expected rank 0 on the first node of "
             f"{env['SLURM_STEP_NODELIST']}, where the ranks meet; set MASTER_ADDR to rank 0's node"
         )
-
     job_id, step = _count(env, "SLURM_JOB_ID"), _count(env, "SLURM_STEP_ID")
     address = env.get("MASTER_ADDR") or ("127.0.0.1" if len(nodes) == 1 else nodes[0])
     # Below 32768, from where on Linux assigns ports by itself.

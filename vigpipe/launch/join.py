@@ -30,10 +30,9 @@ class Offer:
 
 
 def choose_gpu(requested: Device, launch: Launch, num_gpus: int) -> int | None:
-    """Choose the GPU that a rank would take, before it knows of those on other hosts.
+    """Choose the GPU, by its number on this host, that a rank would take; None for the CPU.
 
-    Returned is its number among those that the rank sees; None for the CPU. Raises InputError if
-    CUDA is requested and there are fewer GPUs than ranks (NCCL refuses two ranks on one).
+    A request for more GPUs than there are is an InputError: NCCL refuses two ranks on one.
     """
     if requested == "cpu" or (requested == "auto" and num_gpus == 0):
         return None

@@ -39,9 +39,8 @@ class Watchdog:
 def ended(folder: Path, ranks: Sequence[int]) -> bool:
     """Whether one of the ranks that had begun to run has ended, or is about to.
 
-    A peer may see closed sockets while another thread of the rank, one that waits for a disk for
-    instance, still keeps the process from ending. Of ranks without a file in the folder of
-    start_local, nothing is known yet.
+    A peer may see closed sockets while a thread that waits for a disk, say, keeps the rank from
+    ending. Of ranks without a file in the folder of start_local, nothing is known yet.
     """
     paths = [pid_file(folder, rank) for rank in ranks]
     return any(path.exists() and has_ended(int(path.read_text())) for path in paths)
