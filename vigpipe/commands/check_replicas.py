@@ -198,9 +198,9 @@ class Average(NamedTuple):
 
 
 class Act(NamedTuple):
-    """What a replica does next; with neither, it leaves a copy of its weights for an average."""
+    """What a replica does next; without item and group, it gives its weights for an average."""
 
-    item: int | None  # that it takes a step with; None for an average without a step
+    item: int | None  # that it takes a step with; None for what is done without a step
     group: tuple[int, ...] = ()  # the replicas that are averaged, it among them
 
 

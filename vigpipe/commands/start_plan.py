@@ -29,11 +29,7 @@ UNUSED = ("explain", "compress")
 
 
 def run_plan(config: PlanConfig, arguments: Sequence[str]) -> int:
-    """Run the command `vigpipe plan`, and return the exit code.
-
-    Without --profile it starts several ranks, to measure how much they slow each other down. The
-    arguments are the command line of the ranks.
-    """
+    """Run `vigpipe plan`, on ranks that measure how much they slow each other down."""
     if config.sparse_threads:
         raise InputError(
             f"--sparse-threads {config.sparse_threads}: vigpipe plan measures ranks that sum and "

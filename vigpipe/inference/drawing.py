@@ -1,7 +1,4 @@
-"""Draw one node's edges on the image, with one panel per block.
-
-The image is faded except for the patches that the node is connected to.
-"""
+"""Draw one node's edges in each block on an image, faded except for the patches they lead to."""
 
 import math
 import warnings

@@ -96,15 +96,12 @@ class Supervisor:
         )
 
     def _end_lost_replicas(self) -> None:
-        """Kill what is left of lost replicas after a while, and tell the user of those that ended.
-
-        The cause is known for sure only when all ranks of a replica have ended.
-        """
+        """Kill what is left of lost replicas after a while, and tell of those that have ended."""
         for replica, time_limit in self._leave_until.items():
             left = self._ranks.running.keys() & set(self._replicas[replica])
             if left and time.monotonic() >= time_limit:
                 self._ranks.kill_frozen(left)
-            if not left and replica not in self._told:
+            if not left and replica not in self._told:  # only now is the cause known for sure
                 self._told.add(replica)
                 num_left = len(self._replicas) - len(self._leave_until)
                 cause = self._cause_among(self._replicas[replica]).sentence
