@@ -35,7 +35,8 @@ from vigpipe.config.options import flag
 from vigpipe.errors import DONE, INTERRUPTED, SAVED, InputError
 from vigpipe.launch.child import stoppable
 from vigpipe.launch.signals import Stopped
-from vigpipe.run.folder import METRICS, make_output_folder
+from vigpipe.run.folder import make_output_folder
+from vigpipe.run.follow import last_step
 from vigpipe.run.provenance import origin
 
 Kind = Literal["kill", "freeze", "stop"]
@@ -219,23 +220,6 @@ def run(folder: Path, options: SoakBench, faults: Sequence[Fault]) -> Ended:
             happened[-1].step = last_step(folder)  # it had gone on to the end of its step
             happened[-1].seconds = 0.0
     raise InputError(f"{folder}: the run ended with exit code {code}, for the reason above")
-
-
-def last_step(folder: Path) -> int:
-    """Return the last step in metrics.jsonl; 0 before there is one."""
-    try:
-        with (folder / METRICS).open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - 2000))
-            lines = file.read().splitlines()[1 if size > 2000 else 0 :]
-    except OSError:
-        return 0
-    for line in reversed(lines):
-        with contextlib.suppress(ValueError):
-            row = json.loads(line)
-            if "step" in row and "event" not in row:
-                return row["step"]
-    return 0
 
 
 @contextlib.contextmanager

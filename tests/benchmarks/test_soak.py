@@ -1,12 +1,11 @@
 """The soak: its faults, its accounts, and a small one from end to end."""
 
 import csv
-import json
 import sys
 
 import pytest
 
-from benchmarks.soak import Sample, growth, last_step
+from benchmarks.soak import Sample, growth
 from tests.world import run_command
 
 pytestmark = pytest.mark.heavy
@@ -16,14 +15,6 @@ def test_growth_is_from_the_second_tenth_to_the_last():
     samples = [Sample(step, 0, 1000 + (500 if step < 10 else 0), 20) for step in range(0, 95, 5)]
     samples += [Sample(95, 0, 1020, 23), Sample(100, 0, 1020, 23)]
     assert growth(samples, 100) == [(0, pytest.approx(0.02, abs=1e-6), 3)]
-
-
-def test_the_last_step_is_told_also_while_its_line_is_written(tmp_path):
-    assert last_step(tmp_path) == 0  # no file yet
-    lines = [json.dumps({"step": step}) + "\n" for step in range(1, 201)]
-    event = json.dumps({"event": "data", "step": 199}) + "\n"
-    (tmp_path / "metrics.jsonl").write_text("".join([*lines[:-1], event, lines[-1][:9]]))
-    assert last_step(tmp_path) == 199
 
 
 @pytest.mark.multiprocess

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from vigpipe.run.follow import RowFollower
+from vigpipe.run.follow import RowFollower, last_step
 
 
 def line(step, try_=0):
@@ -61,3 +61,10 @@ def test_a_run_that_starts_again_tells_only_what_it_does_anew(path):
     assert steps(follower.read_new()) == [(2, 1), (3, 1)]
     append(path, line(4, try_=1))
     assert steps(follower.read_new()) == [(4, 1)]
+
+
+def test_the_last_step_is_told_also_while_its_line_is_written(path):
+    assert last_step(path.parent) == 0  # no file yet
+    append(path, "".join(line(step) for step in range(1, 200)))
+    append(path, json.dumps({"event": "data", "step": 199}) + "\n" + line(200)[:9])
+    assert last_step(path.parent) == 199

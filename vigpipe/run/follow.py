@@ -1,10 +1,13 @@
 """Follow metrics.jsonl while another process writes it."""
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from vigpipe.run.folder import METRICS
 
 
 def parse_rows(content: bytes) -> list[dict[str, Any]]:
@@ -53,3 +56,20 @@ class RowFollower:
                 new.append(line)
             self._next_line += 1
         return parse_rows(b"".join(new))
+
+
+def last_step(folder: Path) -> int:
+    """Return the last step in metrics.jsonl; 0 before there is one."""
+    try:
+        with (folder / METRICS).open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 2000))
+            lines = file.read().splitlines()[1 if size > 2000 else 0 :]
+    except OSError:
+        return 0
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError):
+            row = json.loads(line)
+            if "step" in row and "event" not in row:
+                return row["step"]
+    return 0
