@@ -81,10 +81,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def checkpoints_at(place: Path, option: str = "") -> list[Path]:
-    """List the checkpoints of a run, newest first, or the one that the path names.
-
-    InputError, which begins with the option of the path and a space, if there is none.
-    """
+    """List a run's checkpoints, newest first, or the one named; `option` begins the InputError."""
     if (place / NAME).exists():
         return [place]
     if checkpoints := list_checkpoints(place):
@@ -96,13 +93,9 @@ def checkpoints_at(place: Path, option: str = "") -> list[Path]:
     )
 
 
-def read_manifest(checkpoint: Path) -> Manifest:
+def read_manifest(checkpoint: Path, name: str = NAME) -> Manifest:
     """Read and check the manifest of a checkpoint; InputError if it is missing or damaged."""
-    return read_manifest_file(checkpoint / NAME)
-
-
-def read_manifest_file(path: Path) -> Manifest:
-    """Read and check a manifest by the path of its file."""
+    path = checkpoint / name
     table = read_json(path)
     if not isinstance(table, dict) or table.get("format") not in (FORMAT, *_OLDER):
         actual = table.get("format") if isinstance(table, dict) else None
@@ -141,8 +134,8 @@ def read_manifest_file(path: Path) -> Manifest:
         raise InputError(f"{path}: its entry of the replicas is malformed; {_AGAIN}")
     if not content["files"]:
         raise InputError(f"{path}: names no files; {_AGAIN}")
-    for name, facts in content["files"].items():
-        _check_file_entry(path, name, facts)
+    for file_name, facts in content["files"].items():
+        _check_file_entry(path, file_name, facts)
     return Manifest(**content)
 
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vigpipe.checkpoint.manifest import NAME, Manifest, file_facts, folder_name, read_manifest_file
+from vigpipe.checkpoint.manifest import NAME, Manifest, file_facts, folder_name, read_manifest
 from vigpipe.checkpoint.weights_file import write_tensors
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import replacing, write_atomically
@@ -47,9 +47,8 @@ def rescue(
     state: Mapping[str, Tensor],
     parcels: Sequence[Mapping[str, Any]] | None = None,
 ) -> bool:
-    """Write the whole state of this rank's stages, and return whether that has succeeded.
+    """Write the whole state of this rank's stages; say if it succeeded, as the run ends anyway.
 
-    Errors are ignored, because the run ends anyway. The files of the manifest are filled in here.
     The parcels have rows of the run's files that this rank has told of; they are None if all
     replicas took every step together.
     """
@@ -80,7 +79,7 @@ def _complete(place: Path, run: Path) -> None:
     replicas: dict[int, dict[int, Manifest]] = {}
     for note in sorted(place.glob("stage*-replica*.json")):
         pipeline_rank, replica = map(int, re.findall("[0-9]+", note.name))
-        replicas.setdefault(replica, {})[pipeline_rank] = read_manifest_file(note)
+        replicas.setdefault(replica, {})[pipeline_rank] = read_manifest(place, note.name)
     if not replicas:
         return
     all_manifests = [m for stages in replicas.values() for m in stages.values()]

@@ -35,9 +35,7 @@ def export_wide(
 ) -> None:
     """Write the wide model's weights from a checkpoint of its `num` sub-models, or InputError.
 
-    The slicing is that of the wide model. `chosen` says which channels of each group a sub-model
-    has in the round of the checkpoint; None if no step of it has been taken, so that the rows are
-    the whole model.
+    `chosen` is None if no step of the round has been taken, so that the rows are the whole model.
     """
     found: dict[str, Tensor] = {}
     for name in manifest.files:
@@ -61,10 +59,7 @@ def wide_shapes(
     rows: Sequence[Mapping[str, Tensor]],
     where: str,
 ) -> Shapes:
-    """Return dtypes and shapes of a wide model, if those of all its parts fit; else InputError.
-
-    The parts are the tensors of each sub-model, and the rows what each owner has of the wide model.
-    """
+    """Return dtypes and shapes of a wide model; InputError if a sub-model or rows do not fit."""
     shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
     for name, sides in slicing.sides.items():
         dim = slicing.owned(name)
@@ -104,17 +99,20 @@ def assemble(
 ) -> None:
     """Fill a wide model's tensors: the stored rows, and over them what the sub-models have.
 
-    A tensor without sides, of which nobody owns rows, is the mean over the sub-models; integers are
-    those of the first one. No memory is taken that is as large as a wide tensor.
+    One of which nobody owns rows is the mean over the sub-models; integers are the first one's.
     """
     for name, target in targets.items():
-        if slicing.owned(name) is None:
+        dim = slicing.owned(name)
+        if dim is None:
             mean = name.replace("running_var", "running_mean")
             means = [tensors[mean] for tensors in parts] if mean != name else []
             _average(target, [tensors[name] for tensors in parts], means)
             continue
         for owner, tensors in enumerate(rows):
-            put_rows(target, tensors[name], slicing, name, owner, len(rows))
+            at = 0
+            for first, count in runs(slicing.owned_entries(name, len(rows), owner)):
+                target.narrow(dim, first, count).copy_(tensors[name].narrow(dim, at, count))
+                at += count
         for j, tensors in enumerate(parts if chosen is not None else ()):
             assert chosen is not None
             entries = [
@@ -124,17 +122,6 @@ def assemble(
                 for side in slicing.sides[name]
             ]
             mapped.put_entries(target, tensors[name], entries)
-
-
-def put_rows(
-    target: Tensor, rows: Tensor, slicing: Slicing, name: str, owner: int, num: int
-) -> None:
-    """Put the rows of one of `num` owners into their place in a wide tensor, which has a side."""
-    dim, at = slicing.owned(name), 0
-    assert dim is not None
-    for first, count in runs(slicing.owned_entries(name, num, owner)):
-        target.narrow(dim, first, count).copy_(rows.narrow(dim, at, count))
-        at += count
 
 
 def _average(target: Tensor, parts: Sequence[Tensor], means: Sequence[Tensor]) -> None:
