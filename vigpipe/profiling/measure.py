@@ -28,15 +28,8 @@ from vigpipe.run.provenance import provenance
 _MAX_MICROBATCHES = 2  # most micro-batches of a timed step
 # What the costs of a model's pieces depend on, beside the model, the images and the machine.
 _OPTIONS = (
-    "graph",
-    "aggregator",
-    "stochastic_dilation",
-    "stem_stride",
-    "norm",
-    "dtype",
-    "recompute",
-    "sync",
-    "opt",
+    *("graph", "aggregator", "stochastic_dilation", "stem_stride", "norm"),
+    *("dtype", "recompute", "sync", "opt"),
 )
 
 
@@ -57,12 +50,9 @@ def measure_profile(
 ) -> Profile | None:
     """Profile the unsplit model on rank 0, which alone returns it; all ranks call this together.
 
-    Rank 0 times the pieces while the others wait, with every size of the micro-batches in turn.
-    Before, between and after the turns the first two, three, ... ranks train at the same time,
-    which shows how much they slow each other down, and how steady the machine is, unless the
-    slowdown is known; then ranks 0 and 1 exchange messages.
-
-    The sizes, in samples and ascending, do not matter where micro-batches are drawn as they are.
+    Rank 0 times the pieces at every size of micro-batches, ascending, in turn. Between the turns
+    the first two, three, ... ranks train at the same time, unless their slowdown is known; then
+    ranks 0 and 1 exchange messages.
     """
     steps = run.job.trials(microbatch_sizes, _MAX_MICROBATCHES)
     base_bytes = peak_bytes(device)

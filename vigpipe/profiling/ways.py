@@ -98,10 +98,8 @@ def arrange(run: Run, candidate: PossibleWay, device: torch.device) -> Run:
     check_job(config)
     job = run.job
     assert isinstance(job, GraphJob)
-    if config.sampler == run.config.sampler:
-        job = job.with_options(config)
-    else:
-        job = job.resampled(config)
+    is_same = config.sampler == run.config.sampler
+    job = job.with_options(config) if is_same else job.resampled(config)
     config = job.config
     assert isinstance(config.stages, int)
     layout = Layout(
@@ -122,10 +120,9 @@ def ways_options(run: Run) -> dict[str, str]:
 
 
 def measure_ways(run: Run, rank: int, device: torch.device, num_ranks: int) -> Measured:
-    """Measure every way to use m = num_ranks ranks, of which this world may have fewer.
+    """Measure every way to use m = num_ranks ranks; all of this world, perhaps fewer, call this.
 
-    The run is that of one rank. All ranks call this together; only rank 0 gets to know the costs of
-    pipelines.
+    The run is that of one rank; only rank 0 gets to know the costs of pipelines.
     """
     world = _World(rank, dist.get_world_size() if dist.is_initialized() else 1, device)
     base_bytes = max(world.gathered(peak_bytes(device)))
@@ -244,8 +241,7 @@ def _time_shares(
 ) -> dict[int, list[float]]:
     """Return the seconds of a step while 1, 2, ... ranks rehearse at once, by way.
 
-    All are rehearsed in turn, again and again, so that what disturbs them hits all alike. For the
-    same reason messages are measured before, between and after them.
+    All take turns, with messages between them, so that what disturbs them hits all alike.
     """
     found: dict[tuple[int, int], list[float]] = {}
     meter.burst()
