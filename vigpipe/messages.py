@@ -25,11 +25,9 @@ def program() -> list[str]:
 
 
 def one_line(sentence: str) -> str:
-    r"""Make a sentence safe to print on one line, and quote numbers and names of any length.
+    r"""Make a sentence safe to print on one line; leave out the middle of what is too long.
 
-    The sentence may quote what others have chosen, as it is. Characters that a terminal acts upon
-    are written as \x1b, \n or \u202e; of a word of more than LONGEST_WORD characters, or a sentence
-    of more than LONGEST_SENTENCE, the middle is left out.
+    Characters that a terminal acts upon are written as \x1b, \n or \u202e.
     """
     words = re.sub(r"\S+", lambda word: shortened(word[0], LONGEST_WORD), sentence)
     return escaped(words, LONGEST_SENTENCE)

@@ -1,8 +1,4 @@
-"""Go from checked options to running ranks: start those that are missing, bring them together.
-
-This is the way of every verb that trains, once nothing is wrong with the options by themselves; it
-imports torch, which takes seconds (`start` comes before).
-"""
+"""Go from checked options to running ranks; unlike `start`, the step before, it imports torch."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -179,9 +175,8 @@ def _start_ranks(
 def fit_to_world_size(config: TrainConfig, layout: Layout, world_size: int) -> TrainConfig:
     """Adapt the layout to the number of ranks: change the replicas, and if need be the stages.
 
-    The number of micro-batches of a replica changes so that the batch is cut into as many as
-    before, or into the next number that the replicas can share equally. As far as possible,
-    BatchNorm then sees the same micro-batches. InputError if a plan or --shards does not fit.
+    The batch is cut into as many micro-batches as before, or into the next number that replicas can
+    share equally, for BatchNorm. InputError if a plan or --shards does not fit.
     """
     replica_size = layout.replica_size
     if layout.num_shards > 1 and world_size % replica_size:
@@ -258,10 +253,7 @@ def set_up_rank(options: TrainConfig | PredictConfig, layout: Layout, launch: La
 
 
 def check_gpus(requested: Device, launch: Launch, num_ranks: int) -> int | None:
-    """Refuse to start more ranks than there are GPUs, if they need one each; touch none of them.
-
-    Returned is the number of the first rank's GPU; None if ranks are to compute on CPUs.
-    """
+    """Refuse to start more ranks than GPUs; touch none; return the first one, None for CPUs."""
     all_here = replace(launch, world_size=num_ranks, local_world_size=num_ranks)
     return choose_gpu(requested, all_here, count_gpus(requested))
 

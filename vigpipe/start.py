@@ -1,8 +1,4 @@
-"""Refuse options that are wrong by themselves, before anything is imported that takes seconds.
-
-What needs torch, the data or a device is checked afterwards, by `ranks`, which this file imports
-when it comes to that.
-"""
+"""Refuse options that are wrong by themselves, before `ranks` is imported, and with it torch."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -39,8 +35,7 @@ def run_on_ranks(
     """Run `work(run, rank, device, folder, **options)` on every rank; return the exit code.
 
     Under srun and torchrun, this process is one of the ranks. Otherwise it is the only rank, or it
-    starts the ranks of the layout on this host, which give the same `arguments` to `main`. Errors
-    in options and data are reported before any process group exists.
+    starts the ranks of the layout on this host, which give the same `arguments` to `main`.
 
     `work` and `main` are "module:function". Only ranks import the work, which returns None for 0:
     a process that starts ranks must not wait for its imports. `writes` are names in the output

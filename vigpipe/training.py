@@ -296,9 +296,8 @@ class Training(Loop):
     def fail(self, error: Exception) -> int:
         """Do what is left to do when this rank fails; called while the error is handled.
 
-        Where all replicas are equal, what is left of them after one is lost is saved. Where they
-        take steps of their own, the others go on; one that cannot reach them any more saves what it
-        has, and SAVED is returned. Otherwise the error is raised.
+        Equal replicas save what is left of them. Of those with steps of their own, one that cannot
+        reach the others saves what it has, and SAVED is returned. Otherwise the error is raised.
         """
         self._others.fail(is_own=not is_lost_peer(error) and not isinstance(error, WorkerError))
         state, own_steps = self._state, self._state.own_steps

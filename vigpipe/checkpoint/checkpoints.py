@@ -83,12 +83,10 @@ class Checkpoints:
     def save(
         self, loss: float | None, evaluated: bool, metrics_bytes: int = 0, events_bytes: int = 0
     ) -> None:
-        """Copy this rank's share of the state, and write it while training goes on.
+        """Copy this rank's share of the state, and write it while training goes on; all ranks do.
 
-        All ranks call this at the same step. If a rank's file of the previous checkpoint is still
-        being written to a slow disk, its peers wait for it. The loss, which ranks of the last stage
-        know, and `evaluated` are of the last step. The sizes of metrics.jsonl and events.jsonl are
-        known on the rank that writes them.
+        Peers wait for a rank that still writes its file of the previous checkpoint. The sizes of
+        metrics.jsonl and events.jsonl are known on the rank that writes them.
         """
         rank_state, own_steps = self.rank_state, self.rank_state.own_steps
         layout = rank_state.run.layout
@@ -109,10 +107,7 @@ class Checkpoints:
     def rescue(
         self, loss: float | None, evaluated: bool, left_over: LeftOver | None = None
     ) -> bool:
-        """Save all of this rank's stages after another was lost; return whether that is done.
-
-        If it takes steps of its own, `left_over` is what this replica knows of all.
-        """
+        """Save all of this rank's stages, and what is `left_over`, after a loss; say if it did."""
         saver, rank_state = self.saver, self.rank_state
         if saver.own_file not in self._replica_of:
             return False

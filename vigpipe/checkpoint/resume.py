@@ -75,10 +75,7 @@ def _check_options(
 
 
 def choose_checkpoint(place: Path, log: Callable[[str], None]) -> tuple[Path, Manifest]:
-    """Choose and verify the checkpoint that is named, or the newest intact one of a run.
-
-    `log` is told of each damaged one that is skipped. InputError if none is intact.
-    """
+    """Verify the named checkpoint or find a run's newest whole one; `log` what is passed over."""
     checkpoints = checkpoints_at(place, "--resume ")
     if checkpoints == [place]:
         return place, verify(place)
@@ -99,11 +96,10 @@ def choose_checkpoint(place: Path, log: Callable[[str], None]) -> tuple[Path, Ma
 
 
 def resume(rank_state: "RankState", folder: Path, log: Callable[[str], None]) -> Manifest | None:
-    """Put the checkpoint that --resume asks for into a rank's state; all ranks call this together.
+    """Put the checkpoint of --resume into a rank's newly made state; None if the run starts anew.
 
-    Rank 0 chooses the checkpoint and verifies every byte of it; the other ranks read the same files
-    and trust its verdict. The state must be newly made. The manifest is returned; None if the run
-    starts from the beginning. InputError if no checkpoint of this run is intact.
+    All ranks call this: rank 0 chooses the checkpoint and verifies every byte, and the other ranks
+    read the same files and trust its verdict.
     """
     run = rank_state.run
     option, world_size = run.config.resume, run.layout.world_size

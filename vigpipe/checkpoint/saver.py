@@ -32,11 +32,10 @@ POLL_SECONDS = 0.02
 
 
 class Saver:
-    """Writes one rank's file of every checkpoint, and completes the checkpoint on one rank.
+    """Writes one rank's file of every checkpoint; one rank, the writer, completes the checkpoint.
 
-    The files are those of all ranks that have a share; exactly one of them, the writer, adds the
-    manifest and the name. All but the newest `keep` checkpoints are deleted, but not the best one.
-    The token is the same on every rank, and differs from that of any other run.
+    All but the newest `keep` checkpoints and the best one are deleted. The token is the same on
+    every rank, and differs from that of any other run.
     """
 
     def __init__(
@@ -67,11 +66,9 @@ class Saver:
         state: Mapping[str, Tensor],
         stored: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Copy this rank's share of the state, and begin to write it in a thread.
+        """Copy this rank's share of the state, and begin to write it in a thread, after the last.
 
-        This waits for an earlier checkpoint that is still being written. Tensors that are `stored`,
-        such as those of a mapped file, are written without a copy: nobody may change them before
-        `finish` has returned.
+        Tensors that are `stored` are not copied: none may change before `finish` has returned.
         """
         self.finish()
         copies = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in state.items()}

@@ -1,7 +1,4 @@
-"""Write files of trained weights, whose names are those of the unsplit model, whatever the layout.
-
-Their metadata say which model it is and what its images look like (`model.metadata`).
-"""
+"""Write files of trained weights under the unsplit model's names, with `model.metadata`."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -25,10 +22,7 @@ if TYPE_CHECKING:
 def gather_named(
     own_tensors: dict[str, Tensor], pipeline_group: dist.ProcessGroup | None, pipeline_rank: int
 ) -> dict[str, Tensor] | None:
-    """Gather copies of the tensors of all stages, by name, on the CPU of one rank of a pipeline.
-
-    The ranks of the pipeline call this together; all but the one at `pipeline_rank` receive None.
-    """
+    """Gather CPU copies of the tensors of all stages on one rank of a pipeline; None on others."""
     copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in own_tensors.items()}
     if pipeline_group is None:
         return copies
@@ -61,11 +55,7 @@ def save_weights(
 def save_rows(
     path: Path, tensors: Shapes, metadata: Mapping[str, str] | None = None
 ) -> Iterator[dict[str, Tensor]]:
-    """Write weights that are never whole in memory, as `save_weights` would.
-
-    Yielded are the new file's tensors, mapped, all zeros; what is written to them is in the file.
-    It replaces an older one when the context ends.
-    """
+    """Write weights that are never whole in memory: yield the file's mapped tensors, all zeros."""
     with told_if_unwritable(str(path), MAKE_ROOM), replacing(path) as partial:
         yield mapped.create(partial, tensors, {"format": "pt", **(metadata or {})})
         sync(partial)  # also tells what a file system has noticed late
@@ -74,11 +64,7 @@ def save_rows(
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write a safetensors file; equal tensors and metadata make equal files.
-
-    The tensors are contiguous and on the CPU. No memory is taken for one, so those of a mapped file
-    (`model.mapped`) may be larger than the memory. OSError if the file cannot be written.
-    """
+    """Write a safetensors file block by block; the tensors are contiguous and on the CPU."""
     start, order = mapped.header(mapped.shapes_of(tensors), metadata)
     with path.open("wb") as file:
         file.write(start)

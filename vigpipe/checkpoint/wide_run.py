@@ -23,11 +23,7 @@ Tile = tuple[slice, ...]
 
 
 def save_wide_weights(rank_state: "RankState", path: Path) -> None:
-    """Write the weights of all stages of the wide model, or InputError; all ranks call this.
-
-    Every rank sends what it stores, tile by tile, to the one that writes the run's files. That of
-    another stage passes through the first replica's rank of this stage.
-    """
+    """Write all weights of the wide model, tile by tile, or InputError; all ranks call this."""
     run, rows, mesh = rank_state.run, rank_state.wide_rows, rank_state.mesh
     assert rows is not None
     shapes = {name: t.shape for name, t in run.wide_model.state_dict().items()}
@@ -59,10 +55,9 @@ class _Route:
         return self._here == (owner, stage)
 
     def carry(self, own: Tensor | None, like: Tensor, owner: int, stage: int) -> Tensor | None:
-        """Send a tile from its owner's rank of a stage to the rank that writes; return it there.
+        """Send a tile, `own` of its owner, to the rank that writes, and return it there only.
 
-        All ranks on the way call this, and all but the last receive None. Its owner's rank has the
-        tile as `own`; the others have None, and `like` says its shape and dtype.
+        All ranks on the way call this, through the first replica's; `like` says shape and dtype.
         """
         tile, (_, last) = own, self._writer
         if self.begins_here(owner, stage) and owner > 0:

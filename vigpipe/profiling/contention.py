@@ -16,10 +16,9 @@ NUM_ROUNDS = 10  # least rounds, spread over the time that the profile takes
 
 
 class Contention:
-    """Measures a step while 1, 2, ... ranks train at the same time, over and over again.
+    """Measures a step while 1, 2, ... ranks train at the same time; all ranks call this together.
 
-    A quiet moment says little about an hour of training, so the rounds are spread over the calls of
-    `measure`, between other measurements. All ranks make one and call its methods together.
+    The rounds are spread over the calls of `measure`: a quiet moment says little about an hour.
     """
 
     def __init__(self, trial: Trial, rank: int, world_size: int, num_times: int) -> None:

@@ -27,8 +27,7 @@ _COLUMNS_PER_RANK = 64
 class LinkMeter:
     """Measures, in bursts, what ranks that share a graph take to tell one another something.
 
-    The speed of a machine may drift, so bursts belong between the rehearsals that they are compared
-    with. What a rank does for an exchange by itself is taken off, for a rehearsal has that.
+    Bursts belong between rehearsals, as a machine's speed drifts; what those have is taken off.
     """
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:

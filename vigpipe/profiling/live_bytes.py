@@ -10,10 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of the tensors that operators make while this is entered.
-
-    A storage counts once, however many tensors are views of it, and until the last of them is gone.
-    """
+    """Counts bytes of tensors made inside; a storage counts once, until its last view is gone."""
 
     def __init__(self) -> None:
         super().__init__()

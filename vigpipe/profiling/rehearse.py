@@ -76,11 +76,7 @@ class Counted(NamedTuple):
 
 
 class Rehearsal(Steps):
-    """One rank's share of the steps of a run whose other ranks are not there.
-
-    The run has one stage, and several ranks that share a batch, or replicas that take every step
-    together, or a single rank.
-    """
+    """One rank's share of the steps of a run with one stage, whose other ranks are not there."""
 
     def __init__(self, run: Run, rank: int, device: torch.device) -> None:
         layout, self.device = run.layout, device

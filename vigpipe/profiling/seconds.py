@@ -17,11 +17,7 @@ ENOUGH_SECONDS, MAX_SECONDS = 3.0, 20.0
 
 
 class TimedSteps:
-    """Times training steps of a trial, a few in each turn.
-
-    The machine's speed changes within seconds. So all trials take turns, and each of them meets the
-    same fast and slow moments; a trial timed in one go would meet a moment of its own.
-    """
+    """Times steps of a trial, a few in each turn, so that all trials meet the same slow moments."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial

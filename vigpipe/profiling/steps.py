@@ -17,10 +17,7 @@ _MOST_STEPS = 10**6  # more than are ever taken: the run's end must not come
 
 
 class Steps:
-    """The steps of a run on one rank; how many steps the run has does not count.
-
-    A rank without peers gets a strategy of its own, and shards that stand for those of its batch.
-    """
+    """The steps of a run on one rank (`make_rank_state`); how many the run has does not count."""
 
     def __init__(
         self,

@@ -10,10 +10,7 @@ from vigpipe.run.rank import RankState
 
 
 def find_anomaly(rank_state: RankState, batch: ReplicaBatch) -> str:
-    """Repeat a step's forwards and backwards; say in which block numbers stop being finite first.
-
-    Every rank calls this, gets the same sentence, and keeps all but its gradients.
-    """
+    """Repeat a step; say in which block numbers first stop being finite, the same on all ranks."""
     for model in rank_state.trained.models:
         model.set_detect_anomaly(True)
     rank_state.reducer.gradients.clear()

@@ -22,9 +22,6 @@ def read_batch(rank_state: RankState, item: Item) -> ReplicaBatch:
 
 
 def batches(rank_state: RankState) -> Iterator[ReplicaBatch]:
-    """Yield this rank's batch of every step that is left, and leave out what else is due.
-
-    What a step reads depends only on its number, so a resumed run continues exactly where it ended.
-    """
+    """Yield this rank's batch of every step that is left, and leave out what else is due."""
     for item in rank_state.strategy.items(rank_state.step, is_evaluated=True, loop=Loop()):
         yield read_batch(rank_state, item)

@@ -41,11 +41,10 @@ def evaluate_passes(rank_state: RankState, *, own: bool = False) -> dict[str, Sc
 def evaluate(
     rank_state: RankState, splits: Sequence[str], most: int | None = None, *, own: bool = False
 ) -> Mapping[str, Score] | None:
-    """Score splits of the data together, in evaluation mode; None on ranks without the last stage.
+    """Score splits of the data together; None on ranks without the last stage; all ranks call this.
 
-    All ranks call this. At most the first `most` samples are scored; with `own`, by the model that
-    this rank trains, although it is a part of a wider one. A logit that is NaN or infinite is a
-    FloatingPointError on every rank of the last stage.
+    At most the first `most` samples are scored; with `own`, by the model that this rank trains,
+    although it is a part of a wider one.
     """
     run, pipeline, merged = rank_state.run, rank_state.pipeline, rank_state.merged
     logits_of = pipeline.logits if merged is None or own else merged.logits

@@ -26,10 +26,9 @@ from vigpipe.run.folder import EVENTS, MAKE_ROOM
 
 
 class EventsFile:
-    """Appends the events of all replicas, and facts of each start; only one rank of a run has it.
+    """Appends the events of all replicas to `earlier` rows; only one rank of a run has it.
 
-    The rows of `earlier` are kept. They are those of a run that this one goes on with; or, if a
-    lost rank has written the facts of this start, those of this start, and `start` is None.
+    `start` is None if the earlier rows have the facts of this start, which a lost rank has written.
     """
 
     def __init__(self, folder: Path, start: Mapping[str, Any] | None, earlier: bytes = b"") -> None:

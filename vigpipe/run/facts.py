@@ -124,10 +124,7 @@ class Run:
         return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(self.config.dtype)
 
     def build(self) -> StagedModel:
-        """Build the unsplit model, with weights from the seed or from the file of --weights.
-
-        With sub-networks, it is one of them, whose weights `run.wide` fills in later.
-        """
+        """Build the unsplit model from the seed or --weights; or a sub-network, for `run.wide`."""
         torch.manual_seed(self.config.seed)
         model = self._make_model(self.num_subnetworks).to(self.dtype)
         if self.config.weights is not None and not self.has_subnetworks:

@@ -35,8 +35,7 @@ def make_output_folder(
 ) -> Path:
     """Make the output folder of a command; by default runs/<time>.
 
-    What the command writes may be there already only if it goes on with a run; else that is an
-    InputError, with the advice. So is a folder that cannot be made or written to.
+    InputError, with the advice, if files of the command are there and it does not go on with a run.
     """
     with told_if_unwritable(f"--out {folder or 'runs'}", "choose another folder"):
         if folder is None:
@@ -75,10 +74,7 @@ _locks: list[int] = []  # open for as long as this process lives
 
 
 def is_locked(folder: Path) -> bool:
-    """Return whether a run is writing to a folder now, on this host or another.
-
-    One that has died holds no lock. On a file system without locks no run is seen.
-    """
+    """Whether a run on any host is writing to a folder now; never where files have no locks."""
     try:
         # A pipe of this name is not waited for. A shared lock needs no right to write the file.
         descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

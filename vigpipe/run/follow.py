@@ -21,11 +21,9 @@ def step_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class RowFollower:
-    """Reads the rows of a run that goes on; the run may be resumed meanwhile.
+    """Reads the rows of a run that goes on; rows that the file holds already are not new.
 
-    A run that goes on from a checkpoint replaces the file: lines up to the checkpoint stay as they
-    are, and those of later steps are dropped. New is what follows the lines that both files share.
-    The file need not be there yet; rows that it holds now are not new.
+    A resumed run replaces the file: lines up to its checkpoint stay as they are, and are not new.
     """
 
     def __init__(self, path: Path) -> None:

@@ -36,10 +36,7 @@ class Mesh:
 
 
 def make_mesh(run: Run, rank: int, *, alone: bool = False, shards: Shards | None = None) -> Mesh:
-    """Make a rank's groups; with several ranks, all of them call this together.
-
-    A rank alone has no peers, whatever the layout; `shards` then stands for those of its batch.
-    """
+    """Make a rank's groups, all ranks together; one that is `alone` has no peers but `shards`."""
     layout, config = run.layout, run.config
     groups = Groups()
     if layout.world_size > 1 and not alone:

@@ -20,10 +20,7 @@ MODULES: dict[JobName, str] = {"images": "vigpipe.data.job", "graph": "vigpipe.g
 
 
 def open_job(config: "TrainConfig", left_out: "LeftOut" = frozenset()) -> "Job":
-    """Open the data of options with the defaults of a model, for the kind of job that it is for.
-
-    Images that cannot be read may be left out. InputError if the data do not exist or do not fit.
-    """
+    """Open the job of options with a model's defaults; InputError if data are missing or unfit."""
     if MODEL_DEFAULTS[config.model].job == "graph":
         from vigpipe.graphs.job import open_graph_job  # It imports SciPy, which images do without.
 

@@ -14,10 +14,9 @@ _HALF_A_MINUTE = Interval(seconds=30)
 class RunProgress:
     """The progress of a run; use it as a context around the steps.
 
-    Bar and lines tell the mean loss since the line before, or since the epoch began, and the
-    throughput: the images or nodes (`unit`) of the steps since the line before over the time that
-    these steps, and the waiting for their data, took; evaluations do not count. By default
-    (--log-every) there is a line every 30 s, but never on a terminal.
+    The loss is the mean since the line before, or since the epoch began; throughput counts steps
+    and the waiting for their data, but no evaluations. By default (--log-every) there is a line
+    every 30 s, but never on a terminal.
     """
 
     def __init__(
@@ -69,8 +68,7 @@ class RunProgress:
     ) -> None:
         """Note an optimizer step, counted from 1 as epochs are, and tell the user if it is time.
 
-        `num_samples` is what the loss is the mean of, 0 if a part of a graph has no training node;
-        `num_rows` are the images or nodes that the step took.
+        The loss is the mean of `num_samples`, perhaps 0; the step took `num_rows` images or nodes.
         """
         now = time.monotonic()
         if epoch != self._epoch:

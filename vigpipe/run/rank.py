@@ -132,8 +132,7 @@ def make_rank_state(
 ) -> RankState:
     """Build the state of one rank at the start of a run; with several, all call this together.
 
-    A rank with a given strategy has no peers, whatever the layout; `shards` then stands for the
-    ranks that share its batch. What is `recorded` is done again.
+    A rank with a given strategy has no peers, and `shards` stands for those that share its batch.
     """
     layout, config = run.layout, run.config
     sync, on_gpu = sync_of(run, device), runs_ahead(device)

@@ -30,10 +30,7 @@ def step_row(
     data_seconds: float,
     **whose: int,
 ) -> dict[str, Any]:
-    """Make the row of an optimizer step; steps and epochs are counted from 1.
-
-    `whose` are replica and item, where replicas take steps of their own; with a server, staleness.
-    """
+    """Make the row of a step, counted from 1 as epochs are; `whose` is replica, item, staleness."""
     return {
         "step": step,
         "epoch": epoch,
@@ -174,10 +171,7 @@ class RunRecord:
 
 
 def _came_late(row: Mapping[str, Any]) -> bool:
-    """Whether a row is of another replica than 0, whose rows are only known when all rest.
-
-    A server knows the rows of all replicas at once.
-    """
+    """Whether a row is of another replica than 0 and came when all rested, as no server's does."""
     return bool(row.get("replica")) and "staleness" not in row
 
 

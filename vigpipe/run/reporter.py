@@ -179,10 +179,9 @@ def _is_overflow(step: HandedStep, peers: Peers) -> bool:
 
 
 def _explain_skipped(rank_state: RankState, taken: TakenStep, num_skipped: int) -> str:
-    """Say what was wrong with a step that changed nothing; all ranks call this together.
+    """Say what was wrong with a step that changed nothing, or raise it as FloatingPointError.
 
-    FloatingPointError, with the same sentence, if that ends the run. A rank that runs ahead has
-    handed out one more step meanwhile, which is completed first.
+    All ranks call this together. One that runs ahead first completes the step that follows.
     """
     complete_step(rank_state)
     where = find_anomaly(rank_state, taken.batch)

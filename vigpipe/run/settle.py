@@ -29,9 +29,8 @@ def share_evaluation(rank_state: RankState, left: Counterparts) -> None:
 def settle(rank_state: RankState, left: Counterparts, own_steps: OwnSteps) -> str | None:
     """Make all replicas equal after the last step; say what was kept, None if they never differed.
 
-    All ranks that are left call this, and can share evaluations then. BatchNorm's statistics are
-    estimated anew, since those of several replicas, averaged, are not those of the weights that are
-    kept: they become the exact mean and variance over the first batches of the training order.
+    All ranks that are left call this. BatchNorm's statistics are estimated anew, over the first
+    batches of the training order: the averaged ones are not those of the weights that are kept.
     """
     run, layout = rank_state.run, rank_state.run.layout
     if rank_state.merged is not None:

@@ -35,8 +35,7 @@ def train_step(
 ) -> HandedStep:
     """Take one optimizer step on the global batch; every rank calls this.
 
-    Whether this rank's numbers are finite, and its times, are added to the status. The step is
-    complete if the rank does not run ahead of its device; otherwise the step before is.
+    The step is complete if the rank does not run ahead of its device; otherwise the one before is.
     """
     config, peers, trained = rank_state.run.config, rank_state.strategy.peers, rank_state.trained
     rank_state.stopwatch.begin()
@@ -128,13 +127,10 @@ def apply_gradients(rank_state: RankState, pushed: Pushed) -> float:
 
 
 def complete_step(rank_state: RankState) -> None:
-    """Wait for the step that the device may still be busy with, and do what its outcome asks for.
-
-    Every rank calls this before anything reads its state, and notices a lost peer while it waits.
-    """
+    """Complete the step that the device is busy with; every rank does, before its state is read."""
     if rank_state.open_step is not None:
         timeout, has_come = rank_state.run.config.timeout, rank_state.has_open_step_come
-        agree(NOTHING_WANTED, rank_state.strategy.peers, has_come, timeout)
+        agree(NOTHING_WANTED, rank_state.strategy.peers, has_come, timeout)  # notices a lost peer
         _complete_step(rank_state)
 
 
@@ -162,11 +158,7 @@ def _clip(rank_state: RankState) -> None:
 
 
 def settle_after_loss(rank_state: RankState) -> bool:
-    """Bring the state to the end of a whole step, after a collective has failed.
-
-    Its `step` is then the last one that was taken, or skipped. Returned is whether the state can be
-    saved: the device has done all that it was given, or given up.
-    """
+    """Go to the end of a whole step after a collective has failed; say if that can be saved."""
     if not rank_state.runs_ahead:
         return True
     abort_collectives((rank_state.mesh.groups.pipeline, rank_state.reducer.group))

@@ -18,10 +18,8 @@ ASKS_TO_STOP = (signal.SIGTERM, signal.SIGUSR1)  # Slurm sends the signal of --s
 
 
 def parse_stop_before(text: str | None, env: Mapping[str, str]) -> float:
-    """Parse --stop-before: return when to save and stop; infinity for None.
+    """Parse --stop-before: when to save and stop, on `time.monotonic`; infinity for None.
 
-    The time is that of `time.monotonic`, which does not jump when the clock is set. The text is a
-    duration before the job's time limit in Slurm, such as 5m, or a moment such as 2026-11-22T06:00.
     Newer versions of Slurm set SLURM_JOB_END_TIME, and slurm/train.sbatch sets it for older ones. A
     moment that has passed is an InputError: every restart would do one step and stop again.
     """
@@ -99,10 +97,7 @@ class SaveAndStop:
         self._last_save = time.monotonic()
 
     def is_save_due(self, step: int) -> bool:
-        """Whether this rank wants a checkpoint after this step, counted from 1.
-
-        It wants one that was due after a step of others too, and asked several times, only one.
-        """
+        """Whether this rank wants a checkpoint after a step, or one since it was asked last."""
         since = time.monotonic() - self._last_save
         last, self._last_asked = self._last_asked, step
         first = step if last is None or step < last else last + 1

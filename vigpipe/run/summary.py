@@ -27,8 +27,7 @@ def summarize(
 ) -> dict[str, Any]:
     """Describe a finished run and its results, on the rank that writes the run's files.
 
-    The loss is that of the last step, None if it was skipped; the run began at `started` on
-    `time.perf_counter`. The accounts, from `gather_accounts`, are None if all did the same.
+    `started` is on `time.perf_counter`; `accounts`, of `gather_accounts`, None if all did the same.
     """
     run, layout = rank_state.run, rank_state.run.layout
     replicas = {}
@@ -103,10 +102,7 @@ def gather_accounts(
     own: Mapping[str, Any],
     share: Callable[[Any], dict[int, Any]] | None = None,
 ) -> list[list[dict[str, Any]]]:
-    """Gather what all ranks have counted, by team of replicas; all call this with their own counts.
-
-    `share` returns the values of all ranks that are left; by default all are. A server comes last.
-    """
+    """Gather what all ranks have counted, by team, a server last; `share` asks those left."""
     layout = rank_state.run.layout
     own = {**own, "peak_bytes": peak_bytes(rank_state.device)}
     if share is None:
