@@ -21,6 +21,7 @@ from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.errors import InputError
 from vigpipe.graphs.job import GraphJob
 from vigpipe.graphs.split.halo import HaloEdges
+from vigpipe.job.feed import Needs
 from vigpipe.launch.device import weight_dtype
 from vigpipe.model.vig import VisionGnn
 from vigpipe.ops.sparse_rows import SparseRows
@@ -115,9 +116,10 @@ def _count_rank(run: Run, split: Split, number: int, rank: int) -> Counted:
     """Let a rank take its part in two steps, and count the second."""
     job = run.job.with_options(replace(run.config, shards=number, split=split))
     layout, shards = Layout(num_shards=number), CountedShards(number, rank)
-    feed = job.feed(
+    needs = Needs(
         layout, 0, torch.device("cpu"), run.dtype, has_first=True, has_last=True, shards=shards
     )
+    feed = job.feed(needs)
     model, loss = run.build().train(), job.loss(None)
     if number > 1:
         job.share_models([model], shards)

@@ -5,6 +5,7 @@ import torch
 
 from tests.oracle import images_of, shortened, with_images
 from vigpipe.config.options import TrainConfig
+from vigpipe.job.feed import Needs
 from vigpipe.job.fill import Fill
 from vigpipe.job.rows import partial_batch
 from vigpipe.run.facts import Run, prepare
@@ -52,9 +53,8 @@ def test_sub_networks_take_whole_batches():
 def test_fills_are_what_the_feed_reads(options):
     run = of_images(**options)
     for replica in range(run.layout.num_replicas):
-        feed = run.job.feed(
-            run.batch_layout, replica, CPU, torch.float32, has_first=True, has_last=True
-        )
+        needs = Needs(run.batch_layout, replica, CPU, torch.float32, has_first=True, has_last=True)
+        feed = run.job.feed(needs)
         for item in range(replica, 6 * run.layout.num_replicas, run.layout.num_replicas):
             fill = run.fill(item)
             assert fill.samples == feed.batch(item).num_samples

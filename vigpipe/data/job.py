@@ -23,6 +23,7 @@ from vigpipe.data.sources import Source, open_source
 from vigpipe.data.stored import ImageId
 from vigpipe.data.tokens import SplitTokens
 from vigpipe.errors import InputError
+from vigpipe.job.feed import Needs
 from vigpipe.job.fill import Fill
 from vigpipe.job.job import TrialStep
 from vigpipe.job.rows import partial_batch
@@ -167,26 +168,16 @@ class ImageJob:
     def loss(self, factor: Tensor | None) -> Loss:
         return Loss(factor)
 
-    def feed(
-        self,
-        layout: Layout,
-        replica_index: int,
-        device: torch.device,
-        dtype: torch.dtype,
-        *,
-        has_first: bool,
-        has_last: bool,
-        shards: Shards | None = None,
-    ) -> ImageFeed:
-        config = self.config
+    def feed(self, needs: Needs) -> ImageFeed:
+        config, shards = self.config, needs.shards
         return ImageFeed(
             self.source,
-            self.share(layout, replica_index),
-            device,
-            with_images=has_first,
-            with_labels=has_last,
-            team_size=layout.team_size,
-            dtype=dtype,
+            self.share(needs.layout, needs.replica_index),
+            needs.device,
+            with_images=needs.has_first,
+            with_labels=needs.has_last,
+            team_size=needs.layout.team_size,
+            dtype=needs.dtype,
             seed=config.seed,
             times=config.repeated_augment or 1,
             mix=self._mix(),

@@ -31,6 +31,7 @@ from vigpipe.graphs.samplers.sampler import Sampler
 from vigpipe.graphs.score import NodeTally
 from vigpipe.graphs.sources import open_graph
 from vigpipe.graphs.split.sharding import ShardedByParts, ShardedByRows, Sharding, Unsharded
+from vigpipe.job.feed import Needs
 from vigpipe.job.fill import Fill
 from vigpipe.job.job import TrialStep
 from vigpipe.job.rows import partial_batch
@@ -246,18 +247,8 @@ class GraphJob:
     def loss(self, factor: Tensor | None) -> NodeLoss:
         return NodeLoss(factor)
 
-    def feed(
-        self,
-        layout: Layout,
-        replica_index: int,
-        device: torch.device,
-        dtype: torch.dtype,
-        *,
-        has_first: bool,
-        has_last: bool,
-        shards: Shards | None = None,
-    ) -> GraphFeed:
-        repartition, sampler = None, self.sampler
+    def feed(self, needs: Needs) -> GraphFeed:
+        layout, repartition, sampler = needs.layout, None, self.sampler
         if isinstance(sampler, Parts) and sampler.generations.are_measured:
             num_steps = self.config.steps
             if num_steps is None:
@@ -268,12 +259,12 @@ class GraphJob:
             sampler,
             layout,
             self.config.seed,
-            device,
-            dtype,
-            has_first=has_first,
-            has_last=has_last,
+            needs.device,
+            needs.dtype,
+            has_first=needs.has_first,
+            has_last=needs.has_last,
             repartition=repartition,
-            sharding=None if shards is None else self._sharding(shards),
+            sharding=None if needs.shards is None else self._sharding(needs.shards),
         )
 
     def share_models(self, models: Sequence[StagedModel], shards: Shards) -> None:

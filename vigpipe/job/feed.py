@@ -1,7 +1,7 @@
 """What one rank reads and runs of a job: its batches, and the wide model of sub-networks."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +12,18 @@ from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.schedule import Loss, Pipeline
 from vigpipe.parallel.shards import Shards
+
+
+class Needs(NamedTuple):
+    """Which batches a rank of a replica needs."""
+
+    layout: Layout
+    replica_index: int
+    device: torch.device
+    dtype: torch.dtype  # of the inputs, and of labels that are floating point
+    has_first: bool  # whether it has the first stage, which alone needs inputs
+    has_last: bool  # whether it has the last stage, which alone needs labels
+    shards: Shards | None = None  # the ranks that share its batches; None if it has them alone
 
 
 class Feed(Protocol):
@@ -101,23 +113,8 @@ class JobFeed(Protocol):
         """Return the loss of a micro-batch, which is multiplied by a factor if there is one."""
         ...
 
-    def feed(
-        self,
-        layout: Layout,
-        replica_index: int,
-        device: torch.device,
-        dtype: torch.dtype,
-        *,
-        has_first: bool,
-        has_last: bool,
-        shards: Shards | None = None,
-    ) -> Feed:
-        """Return the batches of a rank of a replica.
-
-        The inputs, and labels that are floating point, have the given dtype. Only a rank with the
-        first stage needs inputs, and only one with the last stage labels. `shards` are the ranks
-        that share the batches of the replica; None if this one has them for itself.
-        """
+    def feed(self, needs: Needs) -> Feed:
+        """Return the batches of a rank."""
         ...
 
     def share_models(self, models: Sequence[StagedModel], shards: Shards) -> None:

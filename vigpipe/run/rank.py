@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from vigpipe.job.feed import Feed, Merged
+from vigpipe.job.feed import Feed, Merged, Needs
 from vigpipe.job.fill import Fill
 from vigpipe.launch.device import ToHost, record_graph, runs_ahead, send
 from vigpipe.model.gnn.columns import WideShare
@@ -178,7 +178,7 @@ def make_rank_state(
         merged = _merged(run, mesh, rows, pipeline)
         if run.job.merges_whole:
             scorers = rows.across_teams
-    feed = run.job.feed(
+    needs = Needs(
         run.batch_layout,
         0 if run.has_subnetworks else mesh.replica_index,
         device,
@@ -193,7 +193,7 @@ def make_rank_state(
         mesh=mesh,
         trained=trained,
         strategy=strategy,
-        feed=feed,
+        feed=run.job.feed(needs),
         pipeline=pipeline,
         reducer=reducer,
         scorers=scorers,

@@ -18,6 +18,7 @@ from vigpipe.errors import InputError
 from vigpipe.graphs.job import GraphJob
 from vigpipe.graphs.prepared.files import Files
 from vigpipe.inference.predict_nodes import predict_nodes, prepare_node_prediction
+from vigpipe.job.feed import Needs
 from vigpipe.run.evaluation import evaluate_all
 from vigpipe.run.facts import prepare
 from vigpipe.run.rank import make_rank_state
@@ -88,10 +89,9 @@ def test_one_part_trains_as_the_graph_itself_bit_for_bit(sampler, tmp_path):
     assert scores == its_scores
 
 
-def take_all(run, items, **needs):
+def take_all(run, items, has_first=True):
     """Let replica 1 of a run make batches."""
-    needs = {"has_first": True, "has_last": True, **needs}
-    feed = run.job.feed(run.layout, 1, CPU, torch.float32, **needs)
+    feed = run.job.feed(Needs(run.layout, 1, CPU, torch.float32, has_first, has_last=True))
     for item in items:
         feed.batch(item)
     feed.close()
@@ -119,7 +119,7 @@ def test_damage_ends_a_run_in_a_sentence_also_where_it_is_read_ahead(tmp_path):
     write(tmp_path / "f")
     (tmp_path / "f" / "features" / "00002.safetensors").unlink()
     run = prepared(PARTS, tmp_path / "f")
-    feed = run.job.feed(run.layout, 0, CPU, torch.float32, has_first=True, has_last=True)
+    feed = run.job.feed(Needs(run.layout, 0, CPU, torch.float32, has_first=True, has_last=True))
 
     def all_items():
         return [feed.batch(item, range(item + 1, 6)) for item in range(6)]

@@ -16,6 +16,7 @@ from vigpipe.checkpoint.manifest import list_checkpoints
 from vigpipe.commands.comparable import check_comparable
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
+from vigpipe.job.feed import Needs
 from vigpipe.parallel.layout import Layout
 from vigpipe.profiling.rehearse import CountedShards
 from vigpipe.ranks import fit_to_world_size
@@ -169,8 +170,7 @@ def test_a_halo_that_is_late_has_nothing_to_be_compared_with():
 def test_the_edges_use_the_operators_that_the_user_chose(split, impl):
     config = replace(BASE, shards=2, split=split, impl=impl)
     job, layout = prepare(config, torch.float64).job, Layout(num_shards=2)
-    ends = {"has_first": True, "has_last": True}
-    shards = CountedShards(2, 0)
-    feed = job.feed(layout, 0, torch.device("cpu"), torch.float64, **ends, shards=shards)
+    needs = Needs(layout, 0, torch.device("cpu"), torch.float64, True, True, CountedShards(2, 0))
+    feed = job.feed(needs)
     ((edges, *_),) = feed.batch(0).structures
     assert edges.fused == edges.with_loops().fused == (impl == "fused")
