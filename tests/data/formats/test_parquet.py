@@ -18,7 +18,7 @@ from tests.data.formats.small_sets import (
     write_parquet,
 )
 from tests.refusals import check_refusals
-from vigpipe.data.formats import parquet
+from vigpipe.data.formats import parquet, tables
 from vigpipe.data.formats.parquet import holds, read
 from vigpipe.errors import InputError
 
@@ -65,8 +65,8 @@ def test_files_may_be_compressed_and_pages_be_of_either_kind(tmp_path, options):
 
 
 def test_a_row_group_is_decompressed_once_in_each_process(tmp_path, monkeypatch):
-    groups, decompress = [], parquet.encoded
-    monkeypatch.setattr(parquet, "encoded", lambda column: groups.append(0) or decompress(column))
+    groups, decompress = [], tables.encoded
+    monkeypatch.setattr(tables, "encoded", lambda column: groups.append(0) or decompress(column))
     load = read(write_parquet(tmp_path)).train.load
     assert not groups  # opening decompresses none
     for _ in range(2):

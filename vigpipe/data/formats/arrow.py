@@ -15,20 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vigpipe.data.formats import tables
 from vigpipe.data.formats.labels import check_labels
-from vigpipe.data.formats.tables import (
-    TEST_SPLITS,
-    Columns,
-    EncodedImages,
-    RowGroup,
-    check_same,
-    check_shards,
-    encoded,
-    find_columns,
-    need_pyarrow,
-    read_labels,
-    reading,
-)
 from vigpipe.data.per_process import PerProcess
 from vigpipe.data.stored import Stored, StoredImages
 from vigpipe.errors import InputError
@@ -52,9 +40,11 @@ def holds(path: Path) -> bool:
 
 def read(root: Path) -> Stored:
     """Map the files, and read the labels and the names of the classes."""
-    need_pyarrow(root)
+    tables.need_pyarrow(root)
     paths = {name: _files(root / name) for name in _splits(root)}
-    columns = check_same({path: _columns(path) for files in paths.values() for path in files})
+    columns = tables.check_same(
+        {path: _columns(path) for files in paths.values() for path in files}
+    )
     train, test = (_read_split(files, columns) for files in paths.values())
     class_names = check_labels(train.labels, test.labels, columns.class_names, str(root))
     return Stored(class_names, train, test)
@@ -70,12 +60,12 @@ def _splits(root: Path) -> tuple[str, str]:
     names = table.get("splits") if isinstance(table, dict) else None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise InputError(f"{root / _SPLITS}: has no list `splits`; save the data set again")
-    for test in TEST_SPLITS:
+    for test in tables.TEST_SPLITS:
         if "train" in names and test in names:
             return "train", test
     raise InputError(
         f"{root}: has the splits {escaped(', '.join(names)) or 'none'}, expected train and one of "
-        f"{', '.join(TEST_SPLITS)}; rename or cut them with datasets, and save them again"
+        f"{', '.join(tables.TEST_SPLITS)}; rename or cut them with datasets, and save them again"
     )
 
 
@@ -95,7 +85,7 @@ def _files(folder: Path) -> list[Path]:
             "datasets did; load the data set and save it again"
         )
     paths = [folder / name for name in names]
-    check_shards(paths)
+    tables.check_shards(paths)
     return paths
 
 
@@ -103,28 +93,32 @@ def _is_name(text: Any) -> bool:  # noqa: ANN401
     return isinstance(text, str) and text != "" and Path(text).name == text
 
 
-def _columns(path: Path) -> Columns:
+def _columns(path: Path) -> tables.Columns:
     import pyarrow as pa
 
     opened(path).close()  # This refuses what is not a regular file.
-    with reading(path, _ADVICE), pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as rows:
-        return find_columns(rows.schema, path)
+    with (
+        tables.reading(path, _ADVICE),
+        pa.memory_map(str(path)) as file,
+        pa.ipc.open_stream(file) as rows,
+    ):
+        return tables.find_columns(rows.schema, path)
 
 
-def _read_split(paths: Sequence[Path], columns: Columns) -> StoredImages:
+def _read_split(paths: Sequence[Path], columns: tables.Columns) -> StoredImages:
     groups, labels = [], [np.empty(0, np.int64)]
     for path in paths:
-        with reading(path, _ADVICE):
-            labels.append(read_labels(_column(path, columns.label), path))
+        with tables.reading(path, _ADVICE):
+            labels.append(tables.read_labels(_column(path, columns.label), path))
         images = PerProcess(partial(_images, path, columns.image, len(labels[-1])))
         images()
-        groups.append(RowGroup(path, 0, len(labels[-1]), images))
-    return StoredImages(np.concatenate(labels), EncodedImages(groups))
+        groups.append(tables.RowGroup(path, 0, len(labels[-1]), images))
+    return StoredImages(np.concatenate(labels), tables.EncodedImages(groups))
 
 
 def _images(path: Path, column: str, num_rows: int) -> "pa.ChunkedArray":
-    with reading(path, _ADVICE):
-        images = encoded(_column(path, column))
+    with tables.reading(path, _ADVICE):
+        images = tables.encoded(_column(path, column))
         if len(images) != num_rows:
             raise ValueError(f"{len(images)} images, but {num_rows} labels")
         return images

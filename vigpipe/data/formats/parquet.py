@@ -18,21 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vigpipe.data.formats import tables
 from vigpipe.data.formats.labels import check_labels
-from vigpipe.data.formats.tables import (
-    BYTES,
-    TEST_SPLITS,
-    Columns,
-    EncodedImages,
-    RowGroup,
-    check_same,
-    check_shards,
-    encoded,
-    find_columns,
-    need_pyarrow,
-    read_labels,
-    reading,
-)
 from vigpipe.data.per_process import PerProcess
 from vigpipe.data.stored import Stored, StoredImages
 from vigpipe.errors import InputError
@@ -42,7 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-_SPLITS = ("train", *TEST_SPLITS)
+_SPLITS = ("train", *tables.TEST_SPLITS)
 _NAME = re.compile(rf"({'|'.join(_SPLITS)})([-_.].*)?\.parquet", re.DOTALL)
 MOST_BYTES = 1 << 30  # Once a process has read the encoded images, it keeps all of them in memory.
 _MOST_ROWS = 1 << 24  # A file's size says nothing of them: runs of equal labels take no room in it.
@@ -60,19 +47,21 @@ def holds(path: Path) -> bool:
 
 def read(root: Path) -> Stored:
     """Read the labels and the names of the classes; refuse images that take too much memory."""
-    need_pyarrow(root)
+    tables.need_pyarrow(root)
     paths = _list_files(root)
-    test_split = next((name for name in TEST_SPLITS if name in paths), None)
+    test_split = next((name for name in tables.TEST_SPLITS if name in paths), None)
     if test_split is None or "train" not in paths:
         raise InputError(
             f"{root}: has parquet files of {', '.join(paths) or 'no split'}, expected train and "
-            f"one of {', '.join(TEST_SPLITS)}; fetch the others, or cut the data set with "
+            f"one of {', '.join(tables.TEST_SPLITS)}; fetch the others, or cut the data set with "
             "train_test_split of datasets"
         )
     files = {name: [_look_at(path) for path in paths[name]] for name in ("train", test_split)}
     for name in files:
-        check_shards(paths[name])
-    columns = check_same({file.path: file.columns for split in files.values() for file in split})
+        tables.check_shards(paths[name])
+    columns = tables.check_same(
+        {file.path: file.columns for split in files.values() for file in split}
+    )
     num_bytes = sum(file.num_bytes for split in files.values() for file in split)
     if num_bytes > MOST_BYTES:
         raise InputError(
@@ -90,7 +79,7 @@ class _File:
     """What a file says at its end."""
 
     path: Path
-    columns: Columns
+    columns: tables.Columns
     groups: tuple[tuple[int, int], ...]  # rows of each row group, and its bytes before compression
 
     @property
@@ -130,14 +119,17 @@ def _opened(path: Path, *, dictionary: Sequence[str] = ()) -> Iterator["pq.Parqu
     import pyarrow.parquet as pq
 
     opened(path).close()  # This refuses what is not a regular file.
-    with reading(path, _ADVICE), pq.ParquetFile(path, read_dictionary=list(dictionary)) as file:
+    with (
+        tables.reading(path, _ADVICE),
+        pq.ParquetFile(path, read_dictionary=list(dictionary)) as file,
+    ):
         yield file
 
 
 def _look_at(path: Path) -> _File:
     """Read where the columns are; the numbers are the file's own, and may be false."""
     with _opened(path) as file:
-        columns = find_columns(file.schema_arrow, path)
+        columns = tables.find_columns(file.schema_arrow, path)
         # Not the bytes of the column: pyarrow 26 aborts at damage in a column's own description.
         groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
         found = _File(path, columns, tuple((g.num_rows, g.total_byte_size) for g in groups))
@@ -151,25 +143,25 @@ def _read_split(files: Sequence[_File]) -> StoredImages:
     for file in files:
         with _opened(file.path) as table:
             column = table.read([file.columns.label], use_threads=False).column(0)
-            labels.append(read_labels(column, file.path))
+            labels.append(tables.read_labels(column, file.path))
             if len(labels[-1]) != file.num_rows:
                 raise ValueError(f"{len(labels[-1])} labels in {file.num_rows} rows")
         first_row = 0
         for group, (num_rows, num_bytes) in enumerate(file.groups):
             open_ = partial(_decompress, file.path, group, file.columns.image, num_rows, num_bytes)
-            groups.append(RowGroup(file.path, first_row, num_rows, PerProcess(open_)))
+            groups.append(tables.RowGroup(file.path, first_row, num_rows, PerProcess(open_)))
             first_row += num_rows
-    return StoredImages(np.concatenate(labels), EncodedImages(groups))
+    return StoredImages(np.concatenate(labels), tables.EncodedImages(groups))
 
 
 def _decompress(
     path: Path, group: int, column: str, num_rows: int, num_bytes: int
 ) -> "pa.ChunkedArray":
     """Read the images of a row group; equal ones once, as a small file may repeat a large one."""
-    name = f"{column}.{BYTES}"
+    name = f"{column}.{tables.BYTES}"
     with _opened(path, dictionary=[name]) as file:
         table = file.read_row_group(group, [name], use_threads=False)
-        images = encoded(table.column(0))
+        images = tables.encoded(table.column(0))
         most = _RATIO * num_bytes + _ROW_BYTES * (num_rows + 1)
         if len(images) != num_rows or images.nbytes > most:
             raise ValueError(
