@@ -117,6 +117,11 @@ def to_rgb(image: Image.Image) -> Image.Image:
     return image if image.mode == "RGB" else image.convert("RGB")  # convert() copies any image.
 
 
+def in_channels(image: Image.Image, channels: int) -> Image.Image:
+    """Turn an RGB image grey for a model of one channel."""
+    return image if channels == 3 else image.convert("L")
+
+
 def _reason(error: BaseException) -> str:
     if isinstance(error, Image.UnidentifiedImageError):  # Its message would mention a BytesIO.
         return "not an image, or of an unknown format"

@@ -15,9 +15,10 @@ from vigpipe.config.choices import GRAPH_MODELS, MODELS, NORMS, Compat
 from vigpipe.config.options import TrainConfig, parse_image_size, with_model_defaults
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.data.formats.folders import Files
-from vigpipe.data.images import to_rgb
+from vigpipe.data.images import in_channels, to_rgb
 from vigpipe.data.split import Preparation, Split
 from vigpipe.data.stored import InMemory, Load, Look, StoredImages
+from vigpipe.data.texts import pack
 from vigpipe.errors import InputError
 from vigpipe.model.blocks import FewNodesWarning
 from vigpipe.model.identify import identify
@@ -72,11 +73,11 @@ class ModelDescription:
 
     def split(self, paths: Sequence[Path]) -> Split:
         """Make a split of image files, prepared as in evaluation; all labels are 0."""
-        return self._split(_InChannels(Files.at(paths), self.in_chans), len(paths))
+        return self._split(Files(pack(map(str, paths)), self.in_chans), len(paths))
 
     def prepare(self, image: Image.Image) -> Tensor:
         """Prepare one image as in evaluation: (C, H, W) float32."""
-        image = _in_channels(to_rgb(image), self.in_chans)
+        image = in_channels(to_rgb(image), self.in_chans)
         return self._split(InMemory([image], "the image"), 1).read([0])[0]
 
     def _split(self, load: Load, num_images: int) -> Split:
@@ -88,24 +89,6 @@ class ModelDescription:
         """Turn prepared images back into pixels: (B, C, H, W) -> (B, H, W, 3) uint8 RGB."""
         pixels = (images * self.std + self.mean).clamp(0, 1).mul(255).round().to(torch.uint8)
         return pixels.expand(-1, 3, -1, -1).movedim(1, -1).numpy()
-
-
-@dataclass(frozen=True)
-class _InChannels:
-    """Reads image files, and turns them grey for a model of one channel."""
-
-    files: Files
-    channels: int
-
-    def __call__(self, index: int) -> Image.Image:
-        return _in_channels(self.files(index), self.channels)
-
-    def name_of(self, index: int) -> str:
-        return self.files.name_of(index)
-
-
-def _in_channels(image: Image.Image, channels: int) -> Image.Image:
-    return image if channels == 3 else image.convert("L")
 
 
 def matching_weights(weights: Path, build: Callable[[], nn.Module]) -> dict[str, Tensor]:

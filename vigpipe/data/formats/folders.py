@@ -1,14 +1,14 @@
 """A folder of image files: train/<class>/<image>, and test/<class>/<image> (or val/)."""
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from vigpipe.data.images import EXTENSIONS, read_image
+from vigpipe.data.images import EXTENSIONS, in_channels, read_image
 from vigpipe.data.stored import Stored, StoredImages
 from vigpipe.data.texts import Texts, pack
 from vigpipe.errors import InputError
@@ -30,23 +30,20 @@ def read(root: Path) -> Stored:
     def images(classes: dict[str, list[Path]]) -> StoredImages:
         labels = [label_of[name] for name in classes for _ in classes[name]]
         paths = [path for name in classes for path in classes[name]]
-        return StoredImages(np.asarray(labels, dtype=np.int64), Files.at(paths))
+        return StoredImages(np.asarray(labels, dtype=np.int64), Files(pack(map(str, paths))))
 
     return Stored(tuple(train), images(train), images(test))
 
 
 @dataclass(frozen=True)
 class Files:
-    """Reads image files."""
+    """Reads image files, in grey for a model of one channel."""
 
     paths: Texts
-
-    @classmethod
-    def at(cls, paths: Sequence[Path]) -> "Files":
-        return cls(pack(map(str, paths)))
+    channels: int = 3
 
     def __call__(self, index: int) -> Image.Image:
-        return read_image(Path(self.paths[index]))
+        return in_channels(read_image(Path(self.paths[index])), self.channels)
 
     def name_of(self, index: int) -> str:
         return self.paths[index]
