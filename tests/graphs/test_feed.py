@@ -19,6 +19,7 @@ from vigpipe.graphs.samplers.parts import Parts
 from vigpipe.graphs.samplers.saint import Saint, by_walks
 from vigpipe.graphs.samplers.whole import WholeGraph
 from vigpipe.graphs.sbm import draw
+from vigpipe.job.feed import Needs
 from vigpipe.ops.adjacency import Adjacency
 from vigpipe.parallel.batch import NO_LABEL
 from vigpipe.parallel.layout import Layout
@@ -35,9 +36,11 @@ WALKS = Saint(NUMBERED, DRAW, 45, count(NUMBERED, DRAW, 5, seed=3), seed=3)
 NEIGHBOURS = InLayers(NUMBERED, Neighbours(NUMBERED, (3, 2)), 25, 2, seed=3)
 
 
-def feed_of(layout: Layout, graph=NUMBERED, sampler: Any = SAMPLER, **needs) -> Any:
-    needs = {"has_first": True, "has_last": True, **needs}
-    return GraphFeed(graph, sampler, layout, 3, CPU, torch.float32, **needs)
+def feed_of(
+    layout: Layout, graph=NUMBERED, sampler: Any = SAMPLER, has_first=True, has_last=True
+) -> Any:
+    needs = Needs(layout, 0, CPU, torch.float32, has_first, has_last)
+    return GraphFeed(graph, sampler, 3, needs)
 
 
 @pytest.mark.parametrize(("dp", "num_microbatches"), [(1, 1), (1, 3), (2, 2), (3, 1)])

@@ -22,10 +22,10 @@ from vigpipe.graphs.samplers.sampler import Sampler
 from vigpipe.graphs.samplers.whole import whole
 from vigpipe.graphs.split.sharding import Shard, Sharding, Unsharded
 from vigpipe.graphs.stored_rows import Rows, StoredRows
+from vigpipe.job.feed import Needs
 from vigpipe.model.keyed_dropout import PADDING, sample_keys
 from vigpipe.ops.adjacency import Layered
 from vigpipe.parallel.batch import NO_LABEL, ReplicaBatch
-from vigpipe.parallel.layout import Layout
 
 _OF_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 _MOST_AHEAD = 1  # items that are made ahead; each takes the memory of its features
@@ -38,21 +38,17 @@ class GraphFeed:
         self,
         graph: Graph,
         sampler: Sampler,
-        layout: Layout,
         seed: int,
-        device: torch.device,
-        dtype: torch.dtype,
+        needs: Needs,
         *,
-        has_first: bool,
-        has_last: bool,
         repartition: Repartition | None = None,
         sharding: Sharding | None = None,
     ) -> None:
         self._graph, self._sampler, self._seed = graph, sampler, seed
         self._sharding = sharding or Unsharded()
         self._repartition = repartition
-        self._layout, self._device, self._dtype = layout, device, dtype
-        self._has_first, self._has_last = has_first, has_last
+        self._layout, self._device, self._dtype = needs.layout, needs.device, needs.dtype
+        self._has_first, self._has_last = needs.has_first, needs.has_last
         self._is_sparse = are_sparse(graph.features)
         # The whole graph need not be drawn; parts that follow measurements may not be known yet.
         is_ahead = not sampler.takes_all and repartition is None

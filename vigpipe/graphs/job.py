@@ -257,12 +257,8 @@ class GraphJob:
         return GraphFeed(
             self.graph,
             sampler,
-            layout,
             self.config.seed,
-            needs.device,
-            needs.dtype,
-            has_first=needs.has_first,
-            has_last=needs.has_last,
+            needs,
             repartition=repartition,
             sharding=None if needs.shards is None else self._sharding(needs.shards),
         )
