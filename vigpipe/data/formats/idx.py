@@ -16,13 +16,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from vigpipe.data.formats.arrays import (
-    MOST_UNPACKED,
-    ArrayImages,
-    check_sides,
-    map_pixels,
-    unpack_pixels,
-)
+from vigpipe.data.formats import arrays
 from vigpipe.data.formats.labels import check_labels, listed_names
 from vigpipe.data.per_process import PerProcess
 from vigpipe.data.stored import Look, Stored, StoredImages
@@ -57,7 +51,7 @@ def _read_split(root: Path, stem: str) -> StoredImages:
     with _opened(images_path) as file:
         shape = _read_shape(file, images_path, _IMAGES[1])
         _check_size(file, images_path, shape)
-    check_sides(shape, str(images_path))
+    arrays.check_sides(shape, str(images_path))
     with _opened(labels_path) as file:
         (num_labels,) = _read_shape(file, labels_path, _LABELS[1])
         if num_labels != shape[0]:
@@ -66,10 +60,10 @@ def _read_split(root: Path, stem: str) -> StoredImages:
                 "images; take both files from the same data set"
             )
         _check_size(file, labels_path, (num_labels,))
-        labels = unpack_pixels(file, (num_labels,))
-    load = ArrayImages(PerProcess(partial(_open_pixels, images_path, shape)), str(images_path))
-    load.pixels()
-    return StoredImages(labels.astype(np.int64), load)
+        labels = arrays.unpack_pixels(file, (num_labels,))
+    pixels = PerProcess(partial(_open_pixels, images_path, shape))
+    pixels()
+    return StoredImages(labels.astype(np.int64), arrays.ArrayImages(pixels, str(images_path)))
 
 
 def _open_pixels(path: Path, shape: tuple[int, ...]) -> np.ndarray:
@@ -78,8 +72,8 @@ def _open_pixels(path: Path, shape: tuple[int, ...]) -> np.ndarray:
         if _read_shape(file, path, len(shape)) != shape:
             raise InputError(f"{path}: has changed while it was in use; start again")
         if _is_packed(path):
-            return unpack_pixels(file, shape)
-        return map_pixels(path, file.tell(), shape)
+            return arrays.unpack_pixels(file, shape)
+        return arrays.map_pixels(path, file.tell(), shape)
 
 
 def _is_packed(path: Path) -> bool:
@@ -135,9 +129,9 @@ def _check_size(file: BinaryIO, path: Path, shape: tuple[int, ...]) -> None:
     """Compare a plain file with its header; of a compressed one, limit what will be unpacked."""
     declared = math.prod(shape)
     if _is_packed(path):
-        if declared > MOST_UNPACKED:
+        if declared > arrays.MOST_UNPACKED:
             raise InputError(
-                f"{path}: says that it holds {declared} bytes, at most {MOST_UNPACKED} are "
+                f"{path}: says that it holds {declared} bytes, at most {arrays.MOST_UNPACKED} are "
                 "unpacked into memory; decompress it with gunzip, and it will be mapped instead"
             )
         return

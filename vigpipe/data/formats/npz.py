@@ -24,15 +24,8 @@ from vigpipe.data.formats.labels import check_labels
 from vigpipe.data.per_process import PerProcess
 from vigpipe.data.stored import Look, Stored, StoredImages
 from vigpipe.errors import InputError
+from vigpipe.files import npy
 from vigpipe.files.names import escaped
-from vigpipe.files.npy import (
-    MOST_HEADER_BYTES,
-    check_compression,
-    members_of,
-    opened_archive,
-    read_header,
-    start_of,
-)
 
 # Train images, train labels, test images, test labels.
 _NAMINGS = (
@@ -58,8 +51,8 @@ def read(path: Path) -> Stored:
     of organs left and right may be two classes. Without an array `class_names` the classes are
     called by their numbers. Other arrays, such as MedMNIST's `val_images`, are left alone.
     """
-    with opened_archive(path) as archive:
-        members = members_of(archive, path)
+    with npy.opened_archive(path) as archive:
+        members = npy.members_of(archive, path)
         naming = _naming(set(members), path)
         arrays = [_look_at(archive, members[name], path) for name in naming]
         packed = sum(array.num_bytes for array in arrays if array.is_packed)
@@ -118,7 +111,7 @@ def _images(array: _Array) -> ArrayImages:
 
 
 def _unpack(array: _Array) -> np.ndarray:
-    with opened_archive(array.path) as archive, archive.open(f"{array.name}.npy") as stream:
+    with npy.opened_archive(array.path) as archive, archive.open(f"{array.name}.npy") as stream:
         stream.read(array.offset)
         return unpack_pixels(stream, array.shape)
 
@@ -138,9 +131,9 @@ def _naming(names: set[str], path: Path) -> tuple[str, ...]:
 
 def _look_at(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> _Array:
     """Read the header of an array, and compare it with the zip file's list."""
-    check_compression(info)
+    npy.check_compression(info)
     with archive.open(info) as stream:
-        shape, is_fortran, dtype, offset = read_header(stream.read(MOST_HEADER_BYTES))
+        shape, is_fortran, dtype, offset = npy.read_header(stream.read(npy.MOST_HEADER_BYTES))
     name = info.filename.removesuffix(".npy")
     if dtype.hasobject:
         raise InputError(
@@ -159,7 +152,7 @@ def _look_at(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> _Ar
         )
     if array.is_packed:
         return array
-    start = start_of(info, path)
+    start = npy.start_of(info, path)
     if info.compress_size != info.file_size or start + info.file_size > path.stat().st_size:
         raise ValueError(f"{info.filename} is not wholly there")
     return replace(array, offset=start + offset)
