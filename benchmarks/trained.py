@@ -16,11 +16,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import tomli_w
 from tabulate import tabulate
 
+from benchmarks.child import run_child
 from vigpipe.config.choices import GRAPH_MODELS
 from vigpipe.config.files import as_toml
 from vigpipe.config.options import TrainConfig, as_given, flag
 from vigpipe.errors import DONE, INTERRUPTED, InputError
-from vigpipe.launch.child import run_child, stoppable
+from vigpipe.launch.child import stoppable
 from vigpipe.launch.signals import Stopped
 from vigpipe.replication.metrics import accounted_seconds
 from vigpipe.run.folder import SUMMARY, make_output_folder

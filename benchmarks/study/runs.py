@@ -15,12 +15,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from benchmarks.child import run_child
 from benchmarks.study.check import MODEL, Machine, check_numbers, check_with_torch, find_machine
 from benchmarks.study.configs import parse_configs
 from benchmarks.study.options import StudyConfig
 from vigpipe.config.options import flag
 from vigpipe.errors import DONE, InputError
-from vigpipe.launch.child import run_child, stoppable
+from vigpipe.launch.child import stoppable
 from vigpipe.launch.signals import Stopped
 from vigpipe.parallel.layout import Layout
 from vigpipe.run.folder import make_output_folder

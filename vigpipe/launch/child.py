@@ -6,9 +6,8 @@ import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
-from vigpipe.launch.second_signal import left_to_handlers
 from vigpipe.launch.signals import Stopped, deferred_signals, handled_signals
 
 _GRACE_SECONDS = 20.0  # the time a child has to end its ranks
@@ -56,12 +55,3 @@ def child_process(command: Sequence[str], **options: Any) -> Iterator[subprocess
 def shell_code(code: int) -> int:
     """Return the exit code as a shell tells it: 128 + n for a process that signal n ended (-n)."""
     return 128 - code if code < 0 else code
-
-
-def run_child(command: Sequence[str], stderr: IO[bytes] | None = None) -> int:
-    """Run a command to its end without its stdout; return its exit code as `shell_code` does."""
-    with (
-        left_to_handlers(),
-        child_process(command, stdout=subprocess.DEVNULL, stderr=stderr) as child,
-    ):
-        return shell_code(child.wait())

@@ -8,8 +8,9 @@ import threading
 
 import pytest
 
+from benchmarks.child import run_child
 from tests.world import run_command, start_command, wait_until
-from vigpipe.launch.child import run_child, stoppable
+from vigpipe.launch.child import stoppable
 from vigpipe.launch.signals import Stopped
 
 
@@ -23,16 +24,15 @@ def test_its_stdout_is_dropped_and_its_stderr_kept(capfd):
 
 
 def test_what_it_leaves_behind_is_ended():
-    code = (
-        "from vigpipe.launch.child import run_child; run_child(['sh', '-c', 'sleep 60 & exit 0'])"
-    )
+    code = "from benchmarks.child import run_child; run_child(['sh', '-c', 'sleep 60 & exit 0'])"
     assert run_command([sys.executable, "-c", code]).returncode == 0  # looks for what is left
 
 
 CODE = """
 import sys
 import threading
-from vigpipe.launch.child import run_child, stoppable
+from benchmarks.child import run_child
+from vigpipe.launch.child import stoppable
 from vigpipe.launch.signals import Stopped
 try:
     with stoppable():
