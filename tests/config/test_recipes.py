@@ -65,10 +65,8 @@ def test_rate_and_average_go_with_the_batch():
     assert config.ema is not None
     assert config.ema**8 == pytest.approx(0.99996)
     recipe = RECIPES["cifar"]
-    assert recipe.lr is not None
-    assert recipe.lr_images is not None
-    config = resolved(model="vig_digits", recipe="cifar", batch_size=3 * recipe.lr_images)
-    assert config.lr == pytest.approx(3 * recipe.lr)
+    config = resolved(model="vig_digits", recipe="cifar", batch_size=3 * recipe["lr_images"])
+    assert config.lr == pytest.approx(3 * recipe["lr"])
 
 
 def test_a_flag_wins_over_the_recipe_and_the_recipe_over_the_model():

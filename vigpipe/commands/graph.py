@@ -39,15 +39,14 @@ def draw_graph(config: GraphConfig) -> None:
     with torch.no_grad():
         _, graphs = model.eval()(images, return_graph=True)
     panels = [panel(i, graphs[i], model.specs[i], pixel, description.image_size) for i in blocks]
+    where = f"node at pixel {pixel[0]},{pixel[1]}"
     heading = (
-        f"{config.image.name}, node at pixel {pixel[0]},{pixel[1]}",
+        f"{config.image.name}, {where}",
         f"{description.model}, {config.weights.name if config.weights else 'random weights'}",
     )
     draw(description.pixels(images)[0], panels, heading, config.out)
     blocks_drawn = f"block{'s' * (len(blocks) > 1)} {', '.join(map(str, blocks))}"
-    print(
-        f"{config.out}: {blocks_drawn} of {description.model}, node at pixel {pixel[0]},{pixel[1]}"
-    )
+    print(f"{config.out}: {blocks_drawn} of {description.model}, {where}")
     if config.weights is None:
         print(
             "The weights are random: so is what the graph means. Give --weights for a trained one."

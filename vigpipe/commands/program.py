@@ -50,11 +50,8 @@ def _run(
         words = with_negative_values(arguments)
         code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
         return DONE if code is None else code
-    except CycloptsError as error:
-        tell(wrong_use(error))
-        return WRONG_INPUT
-    except InputError as error:
-        tell(str(error))
+    except (CycloptsError, InputError) as error:
+        tell(wrong_use(error) if isinstance(error, CycloptsError) else str(error))
         return WRONG_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -26,8 +26,6 @@ from vigpipe.run.step import complete_step, train_step
 from vigpipe.run.summary import gather_compression, gather_sent, summarize
 from vigpipe.timing.clock import read_clocks
 
-_Seconds = tuple[list[float], list[float]]  # timed steps, untimed steps
-
 
 def time_steps(
     run: Run, rank: int, device: torch.device, folder: Path, num_test_batches: int
@@ -42,7 +40,8 @@ def time_steps(
     assert recorder is not None
     rank_state = make_rank_state(run, rank, device, recorder)
     record = RunRecord(folder, as_toml(run.config)) if rank_state.is_writer else None
-    seconds: dict[bool, _Seconds] = {True: ([], []), False: ([], [])}
+    # Of timed and untimed steps, with full batches and with partial ones.
+    seconds: dict[bool, tuple[list[float], list[float]]] = {True: ([], []), False: ([], [])}
     loss = None
     clocks = read_clocks()
     for number, batch in enumerate(batches(rank_state)):

@@ -439,8 +439,8 @@ def with_model_defaults(config: TrainConfig) -> TrainConfig:
     `None` afterwards is off, or is decided later: by the job, of a graph in a prepared folder.
     """
     model = MODEL_DEFAULTS[config.model]
-    recipe = RECIPES[config.recipe] if config.recipe else NO_RECIPE
-    defaults = asdict(model) | {k: v for k, v in asdict(recipe).items() if v is not None}
+    recipe: dict[str, Any] = RECIPES[config.recipe] if config.recipe else {}
+    defaults = asdict(model) | NO_RECIPE | recipe
     asked_for = [name for name in _AUGMENTATION if _is_on(config, name)]
     if config.augment is False:
         if asked_for:
@@ -448,7 +448,7 @@ def with_model_defaults(config: TrainConfig) -> TrainConfig:
                 f"{flag(asked_for[0])} {getattr(config, asked_for[0])}: is an augmentation, but "
                 "--no-augment turns all of them off; leave one of the two out"
             )
-        defaults |= {name: getattr(NO_RECIPE, name) for name in _AUGMENTATION}
+        defaults |= {name: NO_RECIPE[name] for name in _AUGMENTATION}
     elif asked_for:
         defaults["augment"] = True
 
@@ -478,7 +478,7 @@ def uses_timm(config: TrainConfig) -> bool:
 
 
 def _is_on(config: TrainConfig, name: str) -> bool:
-    return getattr(config, name) not in (None, getattr(NO_RECIPE, name))
+    return getattr(config, name) not in (None, NO_RECIPE[name])
 
 
 def parse_image_size(value: int | str | None) -> tuple[int, int] | None:

@@ -1,6 +1,7 @@
 """Default values of the options that are left at `None`, for each recipe and each model."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from vigpipe.config import choices
 
@@ -100,79 +101,59 @@ MODEL_DEFAULTS: dict[str, ModelDefaults] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecipeDefaults:
-    """Default values under one recipe; a field that is `None` is left to the model's defaults.
-
-    Fields mean what they do in `ModelDefaults`. What it does not have is off in `NO_RECIPE`.
-    """
-
-    opt: choices.Optimizer | None = None
-    lr: float | None = None
-    lr_images: int | None = None
-    weight_decay: float | None = None
-    lr_schedule: choices.LrSchedule | None = None
-    min_lr: float | None = None
-    warmup_epochs: int | None = None
-    batch_size: int | None = None
-    epochs: int | None = None
-    drop_path: float | None = None
-    augment: bool | None = None
-    random_crop: choices.RandomCrop = "box"
-    auto_augment: str = "none"
-    color_jitter: float = 0.0
-    erasing: float = 0.0
-    mixup: float = 0.0
-    cutmix: float = 0.0
-    smoothing: float = 0.0
-    repeated_augment: int = 1
+# What a recipe can turn on, turned off.
+NO_RECIPE: dict[str, Any] = {
+    "random_crop": "box",
+    "auto_augment": "none",
+    "color_jitter": 0.0,
+    "erasing": 0.0,
+    "mixup": 0.0,
+    "cutmix": 0.0,
+    "smoothing": 0.0,
+    "repeated_augment": 1,
     # Decay per step for a batch of `ema_images` images. For a batch of B images it is raised to the
     # power B / ema_images, so that the average covers the same number of images.
-    ema: float = 0.0
-    ema_images: int = 1
+    "ema": 0.0,
+    "ema_images": 1,
+}
+_OF_ALL = {
+    "opt": "adamw",
+    "lr": 2e-3,
+    "weight_decay": 0.05,
+    "lr_schedule": "cosine",
+    "min_lr": 1e-5,
+    "augment": True,
+    "smoothing": 0.1,
+}
 
-
-NO_RECIPE = RecipeDefaults()
-
-RECIPES: dict[str, RecipeDefaults] = {
+# What each recipe sets, by names of `ModelDefaults` and `NO_RECIPE`; the rest is left to those.
+RECIPES: dict[str, dict[str, Any]] = {
     # Han et al. 2022 (arXiv:2206.00272), table 3, and the command of its reference code.
-    "imagenet": RecipeDefaults(
-        opt="adamw",
-        lr=2e-3,
-        lr_images=1024,
-        weight_decay=0.05,
-        lr_schedule="cosine",
-        min_lr=1e-5,
-        warmup_epochs=20,
-        epochs=300,
-        drop_path=0.1,
-        augment=True,
-        auto_augment="rand-m9-mstd0.5-inc1",
-        color_jitter=0.4,
-        erasing=0.25,
-        mixup=0.8,
-        cutmix=1.0,
-        smoothing=0.1,
-        repeated_augment=3,
-        ema=0.99996,
-        ema_images=1024,
-    ),
-    "cifar": RecipeDefaults(
-        opt="adamw",
-        lr=2e-3,
-        lr_images=100,
-        weight_decay=0.05,
-        lr_schedule="cosine",
-        min_lr=1e-5,
-        warmup_epochs=5,
-        epochs=100,
-        augment=True,
-        random_crop="shift",
-        erasing=0.1,
-        mixup=0.2,
-        cutmix=0.5,
-        smoothing=0.1,
-        ema=0.995,
-        ema_images=100,
-    ),
+    "imagenet": {
+        **_OF_ALL,
+        "lr_images": 1024,
+        "warmup_epochs": 20,
+        "epochs": 300,
+        "drop_path": 0.1,
+        "auto_augment": "rand-m9-mstd0.5-inc1",
+        "color_jitter": 0.4,
+        "erasing": 0.25,
+        "mixup": 0.8,
+        "cutmix": 1.0,
+        "repeated_augment": 3,
+        "ema": 0.99996,
+        "ema_images": 1024,
+    },
+    "cifar": {
+        **_OF_ALL,
+        "lr_images": 100,
+        "warmup_epochs": 5,
+        "epochs": 100,
+        "random_crop": "shift",
+        "erasing": 0.1,
+        "mixup": 0.2,
+        "cutmix": 0.5,
+        "ema": 0.995,
+        "ema_images": 100,
+    },
 }
