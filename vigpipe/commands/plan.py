@@ -13,7 +13,7 @@ from tabulate import tabulate
 from vigpipe.commands.cluster import FREE_MESSAGES, network, quantity
 from vigpipe.commands.start_plan import PLAN_MARK, plan_file, profile_beside
 from vigpipe.config.choices import Sync
-from vigpipe.config.options import OPTIONS, TrainConfig, as_given
+from vigpipe.config.options import OPTIONS, TrainConfig, as_given, given
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.config.verbs import PlanConfig
 from vigpipe.errors import InputError
@@ -240,11 +240,9 @@ def _command(best: Proposal, config: TrainConfig, out: Path) -> str:
         words += ["--dp", str(config.dp)]
     if MODEL_DEFAULTS[config.model].job == "graph":
         words += ["--data", config.data]
-    plain = TrainConfig()
     of_graphs = [name for name, facts in OPTIONS.items() if facts.job == "graph"]
-    for name in ("batch_size", *of_graphs):
-        if (value := getattr(config, name)) != getattr(plain, name):
-            words += as_given(name, value).split()
+    for name, value in given(config, ("batch_size", *of_graphs)).items():
+        words += as_given(name, value).split()
     return shlex.join(words)
 
 

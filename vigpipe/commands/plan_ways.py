@@ -1,7 +1,6 @@
 """What the ranks of `vigpipe plan --ranks m` do: say which way to use m ranks on one graph."""
 
 import shlex
-from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -9,7 +8,7 @@ from tabulate import tabulate
 
 from vigpipe.commands.cluster import FREE_MESSAGES, network, quantity
 from vigpipe.commands.start_plan import CHOSEN, UNUSED, plan_file
-from vigpipe.config.options import TrainConfig, as_given, flag
+from vigpipe.config.options import as_given, flag, given
 from vigpipe.config.verbs import PlanConfig
 from vigpipe.errors import InputError
 from vigpipe.planning.choose_way import Choice, Cluster, Outcome, choose
@@ -84,10 +83,8 @@ def command(best: Outcome, measured: Measured, config: PlanConfig) -> str:
     chosen = best.way.options.split()
     left_out = {*CHOSEN, *UNUSED, "microbatches", "model", "data", "out", "config", "threads"}
     words = ["python", "-m", "vigpipe.train", "--model", config.model, "--data", config.data]
-    plain = TrainConfig()
-    for name in (f.name for f in fields(TrainConfig)):
-        value = getattr(config, name)
-        if not (name in left_out or flag(name) in chosen or value == getattr(plain, name)):
+    for name, value in given(config).items():
+        if not (name in left_out or flag(name) in chosen):
             words += as_given(name, value).split(" ", 1)
     if isinstance(config.microbatches, int) and config.microbatches > 1:
         words += [] if "--microbatches" in chosen else ["--microbatches", str(config.microbatches)]

@@ -98,9 +98,8 @@ def _check_ways(config: PlanConfig, ranks: int) -> None:
             f"{given}: compares ways to train on one graph, and {config.model} is a model of "
             "images; give --stages and --dp instead, or another --model"
         )
-    plain = PlanConfig()
     for name in (*CHOSEN, *UNUSED):
-        if (value := getattr(config, name)) != getattr(plain, name):
+        if (value := getattr(config, name)) != getattr(PlanConfig, name):
             why = "all ways to use the ranks are compared"
             if name in UNUSED:
                 why = "costs are those of plain steps, and the choice is always explained"

@@ -3,14 +3,13 @@
 from typing import get_args
 
 from vigpipe.config.choices import OF_LAYERS, GraphNorm, Norm
-from vigpipe.config.options import OPTIONS, TrainConfig, as_given, flag, parse_fanout
+from vigpipe.config.options import OPTIONS, TrainConfig, as_given, flag, given, parse_fanout
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.config.replication import balances_parts
 from vigpipe.errors import InputError
 
 _SCORES = {"images": ("top1", "loss"), "graph": ("accuracy", "micro_f1", "macro_f1", "loss")}
 _NORMS = {"images": get_args(Norm), "graph": get_args(GraphNorm)}
-_NOTHING_SAID = TrainConfig()
 
 
 def check_job(config: TrainConfig) -> None:
@@ -18,9 +17,8 @@ def check_job(config: TrainConfig) -> None:
     job = MODEL_DEFAULTS[config.model].job
     what = "images" if job == "graph" else "a graph"
     model = f"{config.model} is a model of {'a graph' if job == 'graph' else 'images'}"
-    for name, facts in OPTIONS.items():
-        value = getattr(config, name)
-        if facts.job not in (None, job) and value != getattr(_NOTHING_SAID, name):
+    for name, value in given(config).items():
+        if OPTIONS[name].job not in (None, job):
             raise InputError(
                 f"{as_given(name, value)}: is for {what}, and {model}; leave it out, or choose "
                 "another --model"

@@ -3,21 +3,16 @@
 from dataclasses import replace
 
 from vigpipe.config.declare import When
-from vigpipe.config.options import OPTIONS, TrainConfig, as_given, flag
+from vigpipe.config.options import OPTIONS, TrainConfig, as_given, flag, given
 from vigpipe.config.prepared import OF_FOLDER, is_prepared
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.errors import InputError
 
-_NOTHING_SAID = TrainConfig()
-
 
 def check_demands(config: TrainConfig) -> None:
     """Raise InputError for an option that was given and does not count under the others."""
-    for name, facts in OPTIONS.items():
-        value = getattr(config, name)
-        if value == getattr(_NOTHING_SAID, name):
-            continue
-        for when in facts.when:
+    for name, value in given(config).items():
+        for when in OPTIONS[name].when:
             if not _holds(when, config):
                 actual = getattr(config, when.option)
                 is_now = "not given" if actual is None else actual

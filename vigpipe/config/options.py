@@ -1,6 +1,7 @@
 """The options of a training run: their meanings, defaults and limits."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -420,6 +421,12 @@ class TrainConfig:
 
 
 OPTIONS = facts_of(TrainConfig)
+
+
+def given(config: TrainConfig, names: Iterable[str] = OPTIONS) -> dict[str, Any]:
+    """Return those of the options that have another value than training's default."""
+    values = {name: getattr(config, name) for name in names}
+    return {name: value for name, value in values.items() if value != getattr(TrainConfig, name)}
 
 
 def of_sampler(sampler: str | None = None) -> list[str]:

@@ -1,6 +1,5 @@
 """Bring the ranks together, each on a device of its own: one GPU for each, or the CPU for all."""
 
-import json
 import socket
 from collections import Counter
 from collections.abc import Sequence
@@ -110,13 +109,9 @@ def join(
         count_gpus(requested, can_compute=True),
         "" if gpu is None else gpu_uuid(gpu),
     )
-    decision = decide_together(
-        store,
-        launch,
-        json.dumps(asdict(offer)),
-        lambda texts: json.dumps(why_not_on_gpus([Offer(**json.loads(text)) for text in texts])),
+    reason: str | None = decide_together(
+        store, launch, asdict(offer), lambda offers: why_not_on_gpus([Offer(**o) for o in offers])
     )
-    reason: str | None = json.loads(decision)
     if reason is not None:
         gpu = None
         if requested == "cuda":

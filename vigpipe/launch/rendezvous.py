@@ -1,6 +1,7 @@
 """Bring the ranks of a run together, and keep processes of other runs out."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -53,14 +54,14 @@ def meet(launch: Launch, timeout_seconds: float, meeting_seconds: float | None =
 
 
 def decide_together(
-    store: "Store", launch: Launch, fact: str, decide: Callable[[list[str]], str]
-) -> str:
+    store: "Store", launch: Launch, facts: dict[str, Any], decide: Callable[[list[Any]], Any]
+) -> Any:  # noqa: ANN401 - what JSON can say, as the facts are
     """Return what rank 0 decides from the facts of all ranks, in order; every rank calls this."""
-    store.set(f"fact/{launch.rank}", fact)
+    store.set(f"fact/{launch.rank}", json.dumps(facts))
     if launch.rank == 0:
-        facts = [store.get(f"fact/{rank}").decode() for rank in range(launch.world_size)]
-        store.set("decision", decide(facts))
-    return store.get("decision").decode()
+        of_all = [json.loads(store.get(f"fact/{rank}")) for rank in range(launch.world_size)]
+        store.set("decision", json.dumps(decide(of_all)))
+    return json.loads(store.get("decision"))
 
 
 def init_process_group(
