@@ -188,11 +188,9 @@ def _too_many(name: str, text: str, most: int) -> InputError:
 
 
 def threads_per_rank(requested: int | None, ranks: Launch | int, env: Mapping[str, str]) -> int:
-    """Choose the number of CPU threads of one rank.
+    """Choose a rank's CPU threads: --threads, else OMP_NUM_THREADS, else its share of the cores.
 
-    It is what the user requested with --threads, else OMP_NUM_THREADS, else an equal share of the
-    host's cores; under srun, SLURM_CPUS_PER_TASK is that share. `ranks` is this rank's launch, or
-    the number of ranks that will share this host.
+    `ranks` is this rank's launch, or the number of ranks that will share this host.
     """
     most = max(THREADS_ANYWHERE, THREADS_A_CORE * (os.cpu_count() or 1))
     if requested is not None:

@@ -1,8 +1,7 @@
 """End all ranks when one fails: the user reads the cause once, and no rank is left waiting.
 
 A rank that fails writes failed-rank<R>.json and exits at once, so its peers see closed sockets. A
-peer that only lost another rank looks for such a record before it prints anything, so that the user
-reads the cause once and not once for each rank.
+peer that only lost another rank looks for such a record before it prints anything.
 """
 
 import contextlib
@@ -62,11 +61,10 @@ OUT_OF_MEMORY = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) me
 def run_rank(work: Callable[[], int], launch: Launch, failures: Sequence[Path] = ()) -> int:
     """Do one rank's work, and return its exit code, or the one that fits its exception.
 
-    If a rank fails while a process group exists, this function does not return. The rank ends with
-    os._exit, because collectives that are still going on and their threads can block Python's own
-    exit, while the other ranks wait for its sockets to close. Work whose code is not 0 must end
-    with a barrier, because launchers end the other ranks as soon as one returns such a code.
-    `failures` are folders for failed-rank<R>.json, common to all ranks; `work` may add some.
+    A rank that fails while a process group exists ends here with os._exit: collectives and their
+    threads can block Python's own exit, while the other ranks wait for its sockets to close. Work
+    whose code is not 0 must end with a barrier, because launchers end the other ranks as soon as
+    one returns such a code. `failures` are folders for the records; `work` may add some.
     """
     began = time.time()
     private = []
@@ -106,10 +104,7 @@ def record_file(folder: Path, rank: int) -> Path:
 
 
 def remove_records(folder: Path, first_rank: int) -> None:
-    """Remove records of an earlier run's ranks from `first_rank` on, which is the number of ranks.
-
-    Each of these ranks removes its own record when it starts, and may have failed again since.
-    """
+    """Remove an earlier run's records from `first_rank` on; those before remove their own."""
     for path in folder.glob("failed-rank*.json"):
         rank = re.fullmatch(r"failed-rank([0-9]+)\.json", path.name)
         if rank and int(rank[1]) >= first_rank:
@@ -260,11 +255,7 @@ def _leave(code: int) -> NoReturn:
 
 
 def die_with(launcher: int) -> None:
-    """End this process when its launcher ends, however that happens (Linux only).
-
-    The launcher, given by its process id, is not the parent of this process, so a thread waits for
-    its end. Threads keep running while gloo waits.
-    """
+    """End this process when its launcher, no parent of it, ends: a thread waits (Linux only)."""
     if not hasattr(os, "pidfd_open"):
         return
 

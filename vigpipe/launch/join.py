@@ -91,10 +91,9 @@ def join(
 ) -> "torch.device":
     """Bring the ranks together and make the process group; every rank calls this.
 
-    `gpu` is what `choose_gpu` has chosen for this rank; `rendezvous.meet` takes the two times.
-    `on_one_gpu` are the options with which one rank on one GPU does the same work, for the user to
-    whom `--device auto` must give CPUs. Returned is the device on which this rank computes, of the
-    same type on every rank. Raises InputError if a rank lacks a requested GPU, or they cannot meet.
+    `gpu` is what `choose_gpu` has chosen; `rendezvous.meet` takes the two times. `on_one_gpu` are
+    the options with which one rank on one GPU does the same work, as advice where `--device auto`
+    must give CPUs. Returned is this rank's device, of the same type on every rank.
     """
     from vigpipe.launch.device import backend, count_gpus, gpu_uuid, take_device
     from vigpipe.launch.rendezvous import decide_together, init_process_group, meet

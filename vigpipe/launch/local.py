@@ -1,7 +1,6 @@
 """Start all ranks on this host, so that the command that srun runs on a cluster runs on a laptop.
 
-It takes seconds to import torch. Ranks are therefore forked from one server process that imports it
-while this process imports what it needs for its own checks.
+Ranks are forked from one server, which imports torch, for seconds, while this process checks.
 """
 
 import contextlib
@@ -42,10 +41,8 @@ def start_local(
     """Run `main(arguments)` as world_size ranks on this host, and wait for them.
 
     The ranks meet through files in a private folder, so the only open ports are gloo's own on
-    loopback. A second signal kills the ranks, which otherwise have half a minute to end. `main` is
-    "module:function", so that this package does not depend on the command line; it returns the
-    rank's exit code. `replicas` are the ranks of each replica that the run can go on without, as
-    long as one is left whole (see `Supervisor`).
+    loopback. A second signal kills the ranks, which otherwise have half a minute to end. `main`,
+    "module:function", returns a rank's exit code. `Supervisor` tells of `replicas`.
 
     Returned is 0 if every rank returned 0, but for those of lost replicas; SAVED if the ranks
     stopped with a checkpoint because they or this launcher were asked to; else the code of the

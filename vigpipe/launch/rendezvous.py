@@ -23,10 +23,9 @@ LOOPBACK = ("127.0.0.1", "localhost")
 def meet(launch: Launch, timeout_seconds: float, meeting_seconds: float | None = None) -> "Store":
     """Bring the ranks together at a store that only they can use; every rank calls this.
 
-    The collectives of the ranks give up after `timeout_seconds`. For `meeting_seconds` ranks of
-    srun and torchrun wait for others that start late; by default LONG_WAIT_SECONDS, or
-    `timeout_seconds` if that is longer. A launcher on this host notices a rank that does not come,
-    so there the default holds always. Raises RuntimeError if not all ranks have come in time.
+    For `meeting_seconds` ranks of srun and torchrun wait for others that start late; by default for
+    LONG_WAIT_SECONDS, or `timeout_seconds` if that is longer. A launcher on this host notices a
+    rank that does not come, so there the default holds always.
     """
     import torch.distributed as dist
 
@@ -67,11 +66,7 @@ def decide_together(
 def init_process_group(
     launch: Launch, backend: str, timeout_seconds: float, store: "Store | None" = None
 ) -> None:
-    """Make the process group; every rank calls this.
-
-    With NCCL, choose the rank's device (torch.cuda.set_device) before. Every later collective gives
-    up after the timeout. Without a store the ranks `meet` now.
-    """
+    """Make the process group, with NCCL after `take_device`; without a store the ranks meet now."""
     import torch
     import torch.distributed as dist
 

@@ -23,8 +23,7 @@ class Supervisor:
     or a process that works for it, or if another replica declares it lost. Every other failure ends
     the run.
 
-    The ranks leave records of failures in the private folder. `replicas` are the ranks of each
-    replica that may be lost; a rank in none of them may not.
+    `replicas` are the ranks of each replica that may be lost; a rank in none of them may not.
     """
 
     def __init__(

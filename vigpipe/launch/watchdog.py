@@ -1,7 +1,6 @@
 """Find ranks that cannot report their own failure because they are gone or frozen.
 
-A frozen rank does not react to SIGTERM, and would be killed only after half a minute. A rank that
-is saving the state it shares with a lost peer must be given time to finish.
+A rank that is saving the state it shares with a lost peer must be given time to finish.
 """
 
 import os
@@ -39,8 +38,7 @@ class Watchdog:
 def ended(folder: Path, ranks: Sequence[int]) -> bool:
     """Whether one of the ranks that had begun to run has ended, or is about to.
 
-    A peer may see closed sockets while a thread that waits for a disk, say, keeps the rank from
-    ending. Of ranks without a file in the folder of start_local, nothing is known yet.
+    Of ranks without a file in the folder of start_local, nothing is known yet.
     """
     paths = [pid_file(folder, rank) for rank in ranks]
     return any(path.exists() and has_ended(int(path.read_text())) for path in paths)
