@@ -9,7 +9,7 @@ import tomli_w
 
 from vigpipe.cli import main
 from vigpipe.config.check_job import check_job
-from vigpipe.config.choices import GRAPH_MODELS, MODELS, RECIPES, SAMPLERS
+from vigpipe.config.choices import GRAPH_MODELS, MODELS, SAMPLERS
 from vigpipe.config.demands import filled_in
 from vigpipe.config.files import as_toml
 from vigpipe.config.options import (
@@ -18,6 +18,7 @@ from vigpipe.config.options import (
     check_numbers,
     with_model_defaults,
 )
+from vigpipe.config.recipes import RECIPES
 
 
 @pytest.fixture

@@ -31,10 +31,9 @@ from vigpipe.run.step import complete_step, train_step
 
 
 def check(run: Run, rank: int, device: torch.device, folder: Path, num_steps: int = 3) -> int:
-    """Compare the layout with unsplit models, as one rank of the layout.
+    """Compare the layout with unsplit models, as one rank; every rank returns the same code.
 
-    The rank with the last stage of replica 0 runs the reference too, on its device, and writes the
-    table to check.txt in the folder. The exit code is the same on every rank.
+    The rank with the last stage of replica 0 runs the reference too, and writes check.txt.
     """
     if run.layout.has_server:
         compared = compare_with_server(run, rank, device, num_steps)

@@ -66,10 +66,6 @@ def is_exact(run: Run, device: torch.device) -> bool:
     return is_alone and not RULES[layout.schedule].reverses and device.type == "cpu"
 
 
-# What each rank stores of the wide model of sub-networks, and of what an optimizer keeps of it.
-STORED, STORED_MOMENTS = "wide weights", "wide moments"
-
-
 def _merged(traces: Sequence[Kinds]) -> Kinds:
     """Put the traces of all replicas into one, under names that say whose a tensor is."""
     return {
@@ -84,10 +80,10 @@ def _merged(traces: Sequence[Kinds]) -> Kinds:
 
 
 def stored_kinds(rows: Mapping[str, Tensor]) -> Kinds:
-    """Tell what is stored of a wide model from what is of its optimizer."""
+    """Tell what ranks store of a wide model of sub-networks from what they do of its optimizer."""
     return {
-        STORED: {name: tensor for name, tensor in rows.items() if not is_moment(name)},
-        STORED_MOMENTS: {name: tensor for name, tensor in rows.items() if is_moment(name)},
+        "wide weights": {name: tensor for name, tensor in rows.items() if not is_moment(name)},
+        "wide moments": {name: tensor for name, tensor in rows.items() if is_moment(name)},
     }
 
 

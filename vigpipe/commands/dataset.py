@@ -1,7 +1,4 @@
-"""The commands `vigpipe dataset`: make graphs to train on, and check them.
-
-What takes seconds to import is imported when the options have been checked.
-"""
+"""The commands `vigpipe dataset`: check options, then import what makes and checks graphs."""
 
 import zipfile
 from pathlib import Path

@@ -74,10 +74,7 @@ def parse_node(text: str | None, size: tuple[int, int]) -> tuple[int, int]:
 
 
 def parse_blocks(text: str | None, backbone: Sequence[bool]) -> list[int]:
-    """Read the blocks to draw, `I,J,...`, each once; by default the first, middle and last one.
-
-    `backbone` tells for every entry of the model's backbone whether it has a graph.
-    """
+    """Read the blocks to draw, `I,J,...`; `backbone` tells which of its entries have a graph."""
     with_graph = [i for i, has_graph in enumerate(backbone) if has_graph]
     if text is None:
         return sorted({with_graph[0], with_graph[len(with_graph) // 2], with_graph[-1]})

@@ -22,8 +22,7 @@ def run_program(
 ) -> int:
     """Run one command line without its program; wrong use is one sentence and exit code 2.
 
-    `make_app` makes the parser of these arguments, and `configured` names the commands that take
-    the options of `vigpipe train`, and so --config.
+    `make_app` makes the parser of these arguments; `configured` are the commands with --config.
     """
     try:
         with SecondSignal([signal.SIGINT]):

@@ -1,7 +1,4 @@
-"""The command `vigpipe plan`, up to the ranks that measure; does not import torch.
-
-What the ranks do is in `plan`, and with --ranks in `plan_ways`.
-"""
+"""The command `vigpipe plan` up to its ranks, `plan` or `plan_ways`; does not import torch."""
 
 from collections.abc import Sequence
 from dataclasses import replace

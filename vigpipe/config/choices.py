@@ -78,7 +78,6 @@ POLICIES: tuple[str, ...] = get_args(Policy)
 GRAPH_AGGREGATORS = {"sage": ("mean", "max", "pool"), "gat": ("v1", "v2")}
 SAMPLERS: tuple[str, ...] = get_args(Sampler)
 OF_LAYERS = ("fastgcn", "neighbour")  # samplers that give every layer nodes of its own
-RECIPES: tuple[str, ...] = get_args(Recipe)
 
 
 def parse_names(text: str, choices: Sequence[str], flag: str) -> list[str]:

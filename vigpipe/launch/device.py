@@ -20,8 +20,8 @@ POLL_SECONDS = 1e-4  # a rank that waits for its GPU asks it this often
 def count_gpus(requested: Device, *, can_compute: bool = False) -> int:
     """Count the GPUs that this process sees; none if --device cpu leaves them alone.
 
-    A process that starts ranks counts them through NVML, which makes no CUDA context and leaves
-    forks of the process able to use CUDA. With `can_compute`, ranks ask CUDA, too.
+    They are counted through NVML, which makes no CUDA context and so leaves forks of the process
+    able to use CUDA. With `can_compute`, ranks ask CUDA, too.
     """
     if requested == "cpu" or (can_compute and not torch.cuda.is_available()):
         return 0
@@ -65,11 +65,10 @@ def default_sync(
 ) -> Sync:
     """Return how gradients are added up over replicas where the user leaves it open.
 
-    The sums in float64 cost a GPU a kernel for each parameter and micro-batch and 16 bytes a
-    parameter, and hide behind nothing. DDP's reductions hide behind the backward, but behind a
-    pipeline they stand in series: a stage's come before its last gradient leaves for the stage
-    before it. A CUDA graph records neither, and a rank alone needs none. Ranks that share a batch
-    exchange rows in the backward.
+    Sums in float64 cost a GPU a kernel for each parameter and micro-batch, and hide behind nothing.
+    DDP's reductions hide behind the backward, but in a pipeline a stage's come before its last
+    gradient leaves for the stage before it. A CUDA graph records neither, and a rank alone needs
+    none. Ranks that share a batch exchange rows in the backward.
     """
     if device.type == "cpu":
         return "double"

@@ -15,9 +15,8 @@ _NAMES_LENGTH = len("/pymp-12345678/listener-12345678")  # added to the folder b
 def start_fork_server(modules: Sequence[str] = ()) -> ForkServerContext:
     """Start the server unless this process has one, and let it import modules; return at once.
 
-    Call this from the main thread: the server ends when the thread that started it ends. Its socket
-    is in a private folder (mode 0700) under TMPDIR, or under /tmp if the path would be too long for
-    a socket, as Python itself does from 3.14 on.
+    Call this from the main thread: the server ends with the thread that started it. Its socket is
+    in a private folder (mode 0700) under TMPDIR, or under /tmp if the path would be too long.
     """
     server = multiprocessing.get_context("forkserver")
     if modules:

@@ -30,10 +30,9 @@ class SignalThread(threading.Thread):
 class SecondSignal:
     """Ends this process with 128 + n when signal n comes again; use it as a context.
 
-    Only the innermost context counts. In another thread than the main one it does nothing, because
-    Python handles signals in the main thread alone. The signals that count, by their numbers, need
-    handlers, which are called as always. The process also ends if one SIGTERM has come and
-    `went_on` is not called for `patience_seconds`; never by default, nor while `is_patient` is set.
+    Only the innermost context counts, in the main thread, where Python handles signals. The signals
+    that count need handlers, which are called as always. The process also ends if one SIGTERM has
+    come and `went_on` is not called for `patience_seconds`, but not while `is_patient` is set.
     """
 
     def __init__(
