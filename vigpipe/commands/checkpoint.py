@@ -115,7 +115,6 @@ def _export_wide(checkpoint: Path, manifest: Manifest, target: Path) -> None:
         ) from error
     seed, every = numbers
     round_index = table.joined[0]
-
     draws = cache(partial(draw_channels, slicing.sizes, num, seed, round_index))
 
     def chosen(group: str, replica: int) -> Tensor:

@@ -34,7 +34,6 @@ def draw_graph(config: GraphConfig) -> None:
         load_weights(model, config.weights)
     pixel = parse_node(config.node, description.image_size)
     blocks = parse_blocks(config.block, [spec.rule is not None for spec in model.specs])
-
     images = description.split([config.image]).read([0])
     with torch.no_grad():
         _, graphs = model.eval()(images, return_graph=True)

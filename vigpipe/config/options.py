@@ -23,7 +23,6 @@ _LARGEST_SIDE = 1 << 14
 MOST_EMA = 0.999999  # with 1 the average would be the random weights of the first step for ever
 _AUGMENTATION = ("random_crop", "auto_augment", "color_jitter", "erasing")
 
-
 _GROUPS = ("Model", "Data", "Training", "Layout", "Replicas", "Checkpoints", "Timing")
 _model, _data, _training, _layout, _replicas, _checkpoints, _timing = (
     partial(option, group) for group in _GROUPS
@@ -546,7 +545,6 @@ def check_numbers(config: TrainConfig) -> None:
             "--new-classifier: is for weights that are loaded, and without --weights all weights "
             "are new; leave it out, or name a file of --weights"
         )
-
     if config.timing or config.trace:
         check_timed_steps(config)
 

@@ -8,10 +8,7 @@ from vigpipe.config import choices
 
 @dataclass(frozen=True)
 class ModelDefaults:
-    """Default values for one model of the options that are left at `None`.
-
-    Fields without a comment have the meaning of the `TrainConfig` option of the same name.
-    """
+    """A model's defaults of options left at `None`; most fields mean what `TrainConfig` says."""
 
     opt: choices.Optimizer
     lr: float  # for a batch of `lr_images` images, and in proportion for others

@@ -151,15 +151,12 @@ def runs_ahead(device: torch.device) -> bool:
 
 
 def record_graph(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-    """Record what a function does to tensors on the GPU, as a CUDA graph; nothing is done yet.
-
-    Returned are what replays it, and its result, which each replay writes anew.
-    """
+    """Record what a function does as a CUDA graph, and do nothing; return its replay and result."""
     graph = torch.cuda.CUDAGraph()
     # Other threads read images and write checkpoints meanwhile, and may use the GPU.
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         result = function()
-    return graph.replay, result
+    return graph.replay, result  # which each replay writes anew
 
 
 class ToHost:

@@ -29,10 +29,7 @@ class Offer:
 
 
 def choose_gpu(requested: Device, launch: Launch, num_gpus: int) -> int | None:
-    """Choose the GPU, by its number on this host, that a rank would take; None for the CPU.
-
-    A request for more GPUs than there are is an InputError: NCCL refuses two ranks on one.
-    """
+    """Choose the GPU, by its number on this host, that a rank would take; None for the CPU."""
     if requested == "cpu" or (requested == "auto" and num_gpus == 0):
         return None
     if num_gpus == 0:
@@ -47,7 +44,7 @@ def choose_gpu(requested: Device, launch: Launch, num_gpus: int) -> int | None:
         return 0
     if requested == "auto":
         return None
-    raise InputError(
+    raise InputError(  # NCCL refuses two ranks on one
         f"{launch.local_world_size} ranks on this host, but {_counted(num_gpus)}; {ADVICE}"
     )
 

@@ -1,6 +1,6 @@
 """Start all ranks on this host, so that the command that srun runs on a cluster runs on a laptop.
 
-Ranks are forked from one server, which imports torch, for seconds, while this process checks.
+One server imports torch, which takes seconds, while this process checks; ranks are its forks.
 """
 
 import contextlib

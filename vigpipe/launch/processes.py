@@ -85,10 +85,7 @@ class RankProcesses:
         return bool(left)
 
     def end(self) -> None:
-        """Ask all ranks that run to end, and kill those that still do after GRACE_SECONDS.
-
-        Once a rank has failed, ranks that are frozen are killed without delay.
-        """
+        """Ask ranks to end; kill them after GRACE_SECONDS, frozen ones once a rank has failed."""
         asked = {rank for rank, number in tuple(self._sent) if number == signal.SIGTERM}
         self._send(signal.SIGTERM, self.running.keys() - asked)
         watchdog, deadline = Watchdog(), time.monotonic() + GRACE_SECONDS

@@ -36,10 +36,7 @@ class Watchdog:
 
 
 def ended(folder: Path, ranks: Sequence[int]) -> bool:
-    """Whether one of the ranks that had begun to run has ended, or is about to.
-
-    Of ranks without a file in the folder of start_local, nothing is known yet.
-    """
+    """Whether one of the ranks that had begun to run, by their files, has ended or is about to."""
     paths = [pid_file(folder, rank) for rank in ranks]
     return any(path.exists() and has_ended(int(path.read_text())) for path in paths)
 
