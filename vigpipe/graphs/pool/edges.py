@@ -9,7 +9,7 @@ from vigpipe.graphs.pool.pool import Pool
 from vigpipe.graphs.pool.products import ProductThenSums, SumsAlone, SumsThenProduct
 from vigpipe.graphs.pool.sums import PooledSums
 from vigpipe.graphs.split.sums import WholeSums
-from vigpipe.model.gnn.edges import Edges, Features
+from vigpipe.model.gnn.edges import NOTHING, Added, Edges, Features
 from vigpipe.ops.adjacency import Adjacency, Weighting
 from vigpipe.ops.sparse_rows import linear
 
@@ -34,37 +34,23 @@ class PooledEdges(Edges):
         return y
 
     def sums_then_product(
-        self,
-        x: Tensor,
-        weighting: Weighting,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        *,
-        added: Tensor | None = None,
-        beside: tuple[Features, Tensor] | None = None,
+        self, x: Tensor, weighting: Weighting, weight: Tensor, added: Added = NOTHING
     ) -> Tensor:
-        own, sums = _dense(beside), self._sums(weighting)
-        y: Any = SumsThenProduct.apply(x.contiguous(), added, weight, bias, *own, sums)
-        return self._with_sparse(y, beside)
+        itself = None if added.itself is None else added.itself * x
+        own, sums = _dense(added.beside), self._sums(weighting)
+        y: Any = SumsThenProduct.apply(x.contiguous(), itself, weight, added.bias, *own, sums)
+        return self._with_sparse(y, added.beside)
 
     def product_then_sums(
-        self,
-        x: Features,
-        weight: Tensor,
-        weighting: Weighting,
-        added: Tensor | None = None,
-        *,
-        itself: Tensor | None = None,
-        beside: tuple[Features, Tensor] | None = None,
+        self, x: Features, weight: Tensor, weighting: Weighting, added: Added = NOTHING
     ) -> Tensor:
         if not isinstance(x, Tensor):  # sparse rows are multiplied at once
-            return super().product_then_sums(
-                x, weight, weighting, added, itself=itself, beside=beside
-            )
-        own, sums = _dense(beside), self._sums(weighting)
-        both: Any = ProductThenSums.apply(x.contiguous(), weight, added, *own, sums)
+            return super().product_then_sums(x, weight, weighting, added)
+        own, sums = _dense(added.beside), self._sums(weighting)
+        both: Any = ProductThenSums.apply(x.contiguous(), weight, added.bias, *own, sums)
         y, products = both
-        return self._with_sparse(y if itself is None else y + itself * products, beside)
+        y = y if added.itself is None else y + added.itself * products
+        return self._with_sparse(y, added.beside)
 
     def _with_sparse(self, y: Tensor, beside: tuple[Features, Tensor] | None) -> Tensor:
         """Add the product of sparse rows, which is not made in chunks."""

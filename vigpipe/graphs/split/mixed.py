@@ -14,7 +14,7 @@ from torch import Tensor
 from vigpipe.graphs.chunks import Chunks
 from vigpipe.graphs.split.shared import SharedEdges
 from vigpipe.graphs.split.sums import ProductColumns, Sums, SwitchedSums, WholeSums
-from vigpipe.model.gnn.edges import Features
+from vigpipe.model.gnn.edges import NOTHING, Added, Features
 from vigpipe.ops.adjacency import Adjacency, Weighting
 from vigpipe.ops.sparse_rows import linear
 from vigpipe.parallel.shards import Shards
@@ -51,25 +51,16 @@ class MixedEdges(SharedEdges):
         return y
 
     def product_then_sums(
-        self,
-        x: Features,
-        weight: Tensor,
-        weighting: Weighting,
-        added: Tensor | None = None,
-        *,
-        itself: Tensor | None = None,
-        beside: tuple[Features, Tensor] | None = None,
+        self, x: Features, weight: Tensor, weighting: Weighting, added: Added = NOTHING
     ) -> Tensor:
         """Write products where they are summed."""
         is_autocast = torch.is_autocast_enabled(weight.device.type)
-        if itself is not None or is_autocast or not isinstance(x, Tensor):
-            return super().product_then_sums(
-                x, weight, weighting, added, itself=itself, beside=beside
-            )
+        if added.itself is not None or is_autocast or not isinstance(x, Tensor):
+            return super().product_then_sums(x, weight, weighting, added)
         rows_and_columns: Any = ProductColumns.apply(x, weight, self._num_nodes, self.shards)
         sums = self._sums(weighting)
-        y: Any = SwitchedSums.apply(*rows_and_columns, added, sums, self.shards, None)
-        return y if beside is None else linear(*beside, y, fused=self.fused)
+        y: Any = SwitchedSums.apply(*rows_and_columns, added.bias, sums, self.shards, None)
+        return y if added.beside is None else linear(*added.beside, y, fused=self.fused)
 
     def _sums(self, weighting: Weighting) -> Sums:
         return WholeSums(self.adjacency, weighting, self.fused)

@@ -6,6 +6,8 @@ several ranks share a graph (`vigpipe.graphs.split`), the same methods fetch wha
 so that a layer is written only once.
 """
 
+from typing import NamedTuple
+
 from torch import Tensor, nn
 
 from vigpipe.model.keyed_dropout import pair_keys
@@ -14,6 +16,17 @@ from vigpipe.ops.adjacency import Adjacency, Weighting
 from vigpipe.ops.sparse_rows import SparseRows, linear
 
 Features = Tensor | SparseRows  # (n, C); the graph's own may be sparse
+
+
+class Added(NamedTuple):
+    """What is added where a layer sums and multiplies by weights, (C', C), in either order."""
+
+    bias: Tensor | None = None  # (C',)
+    itself: Tensor | None = None  # a factor, (1,), with which a node's own row is added to its sum
+    beside: tuple[Features, Tensor] | None = None  # (m, D) and (C', D), whose product is added
+
+
+NOTHING = Added()
 
 
 class Edges:
@@ -57,42 +70,21 @@ class Edges:
         return sparse.constant_sum(self.adjacency, x, weighting, added, fused=self.fused)
 
     def sums_then_product(
-        self,
-        x: Tensor,
-        weighting: Weighting,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        *,
-        added: Tensor | None = None,
-        beside: tuple[Features, Tensor] | None = None,
+        self, x: Tensor, weighting: Weighting, weight: Tensor, added: Added = NOTHING
     ) -> Tensor:
-        """Take `sums` and multiply them by weights, (C', C): (n, C) -> (m, C').
-
-        The bias, (C',), is added to the products. `beside` are features, (m, D), and weights,
-        (C', D), whose product is added to the result, too.
-        """
-        y = linear(self.sums(x, weighting, added), weight, bias)
-        return y if beside is None else linear(*beside, y, fused=self.fused)
+        """Take `sums` and multiply them by weights: (n, C) -> (m, C')."""
+        itself = None if added.itself is None else added.itself * self.own(x)
+        y = linear(self.sums(x, weighting, itself), weight, added.bias)
+        return y if added.beside is None else linear(*added.beside, y, fused=self.fused)
 
     def product_then_sums(
-        self,
-        x: Features,
-        weight: Tensor,
-        weighting: Weighting,
-        added: Tensor | None = None,
-        *,
-        itself: Tensor | None = None,
-        beside: tuple[Features, Tensor] | None = None,
+        self, x: Features, weight: Tensor, weighting: Weighting, added: Added = NOTHING
     ) -> Tensor:
-        """Multiply by weights, (C', C), and take `sums` of the products: (n, C) -> (m, C').
-
-        `itself` is a factor, (1,), with which a node's own product is added to its sum; `beside` is
-        that of `sums_then_product`.
-        """
+        """Multiply by weights and take `sums` of the products: (n, C) -> (m, C')."""
         products = linear(x, weight, fused=self.fused)
-        y = self.sums(products, weighting, added)
-        y = y if itself is None else y + itself * self.own(products)
-        return y if beside is None else linear(*beside, y, fused=self.fused)
+        y = self.sums(products, weighting, added.bias)
+        y = y if added.itself is None else y + added.itself * self.own(products)
+        return y if added.beside is None else linear(*added.beside, y, fused=self.fused)
 
     def own_and_mean(self, both: Tensor) -> Tensor:
         return sparse.own_and_mean(self.adjacency, both, fused=self.fused)

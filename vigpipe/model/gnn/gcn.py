@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from vigpipe.model.gnn.edges import Edges
+from vigpipe.model.gnn.edges import Added, Edges
 from vigpipe.model.gnn.features import AnyFeatures
 from vigpipe.model.gnn.layer import GraphLayer, Setting, glorot_linear
 from vigpipe.model.slicing import Roles
@@ -37,10 +37,10 @@ class GcnLayer(GraphLayer):
         return total if self._multiplies_first(own) else linear(total, self.lin.weight, self.bias)
 
     def joined(self, x: AnyFeatures, own: AnyFeatures, edges: Edges) -> Tensor:
-        edges, weight, bias = edges.with_loops(), self.lin.weight, self.bias
+        edges, weight, added = edges.with_loops(), self.lin.weight, Added(self.bias)
         if self._multiplies_first(x):
-            return edges.product_then_sums(x, weight, "gcn", bias)
-        return edges.sums_then_product(x, "gcn", weight, bias)
+            return edges.product_then_sums(x, weight, "gcn", added)
+        return edges.sums_then_product(x, "gcn", weight, added)
 
     def _multiplies_first(self, x: AnyFeatures) -> bool:
         return isinstance(x, SparseRows) or self.narrows

@@ -5,7 +5,7 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from vigpipe.model.gnn.edges import Edges
+from vigpipe.model.gnn.edges import Added, Edges
 from vigpipe.model.gnn.features import AnyFeatures
 from vigpipe.model.gnn.layer import GraphLayer, Setting
 from vigpipe.model.slicing import Roles, Side
@@ -48,12 +48,11 @@ class GinLayer(GraphLayer):
 
     def joined(self, x: AnyFeatures, own: AnyFeatures, edges: Edges) -> Tensor:
         first, second = self._linears
+        added = Added(first.bias, itself=1 + self.eps)
         if self._multiplies_first(x):
-            product = x, first.weight
-            hidden = edges.product_then_sums(*product, "ones", first.bias, itself=1 + self.eps)
+            hidden = edges.product_then_sums(x, first.weight, "ones", added)
         else:
-            itself = (1 + self.eps) * own
-            hidden = edges.sums_then_product(x, "ones", first.weight, first.bias, added=itself)
+            hidden = edges.sums_then_product(x, "ones", first.weight, added)
         return second(hidden.relu())
 
     def hidden(self, group: str, before: Side | None, after: Side | None) -> Side | None:

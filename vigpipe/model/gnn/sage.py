@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from vigpipe.model.gnn.edges import Edges
+from vigpipe.model.gnn.edges import Added, Edges
 from vigpipe.model.gnn.features import AnyFeatures
 from vigpipe.model.gnn.layer import GraphLayer, Setting
 from vigpipe.model.slicing import Roles, Side
@@ -52,9 +52,8 @@ class SageLayer(GraphLayer):
         return linear(own, self.lin_r.weight, self.lin_l(total), fused=self.fused)
 
     def joined(self, x: AnyFeatures, own: AnyFeatures, edges: Edges) -> Tensor:
-        beside = own, self.lin_r.weight
-        weight, bias = self.lin_l.weight, self.lin_l.bias
-        return edges.sums_then_product(self.messages(x), "mean", weight, bias, beside=beside)
+        added = Added(self.lin_l.bias, beside=(own, self.lin_r.weight))
+        return edges.sums_then_product(self.messages(x), "mean", self.lin_l.weight, added)
 
     def hidden(self, group: str, before: Side | None, after: Side | None) -> Side | None:
         """Return the side of what is aggregated: the input's, or that of a group if projected."""
@@ -92,6 +91,5 @@ class NarrowingSageLayer(SageLayer):
         return linear(own, self.lin_r.weight, total, fused=self.fused)
 
     def joined(self, x: AnyFeatures, own: AnyFeatures, edges: Edges) -> Tensor:
-        beside = own, self.lin_r.weight
-        product = x, self.lin_l.weight
-        return edges.product_then_sums(*product, "mean", self.lin_l.bias, beside=beside)
+        added = Added(self.lin_l.bias, beside=(own, self.lin_r.weight))
+        return edges.product_then_sums(x, self.lin_l.weight, "mean", added)
