@@ -25,10 +25,6 @@ class PooledEdges(Edges):
         super().__init__(adjacency, fused=fused)
         self._pool, self._chunks = pool, chunks
 
-    def with_loops(self) -> "PooledEdges":
-        looped = self.adjacency.with_loops()
-        return PooledEdges(looped, self._pool, self._chunks, fused=self.fused)
-
     def sums(self, x: Tensor, weighting: Weighting, added: Tensor | None = None) -> Tensor:
         y: Any = SumsAlone.apply(x.contiguous(), added, self._sums(weighting))
         return y

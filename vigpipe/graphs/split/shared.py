@@ -1,8 +1,6 @@
 """What the edges of a graph have in common, however ranks share it."""
 
 from collections.abc import Callable
-from copy import copy
-from typing import Self
 
 from torch import Tensor, nn
 
@@ -43,11 +41,6 @@ class SharedEdges(Edges):
     @property
     def num_targets(self) -> int:
         return self._num_rows
-
-    def with_loops(self) -> Self:
-        looped = copy(self)
-        looped.adjacency = self.adjacency.with_loops()
-        return looped
 
     def own(self, x: Tensor) -> Tensor:
         return x

@@ -6,7 +6,8 @@ several ranks share a graph (`vigpipe.graphs.split`), the same methods fetch wha
 so that a layer is written only once.
 """
 
-from typing import NamedTuple
+from copy import copy
+from typing import NamedTuple, Self
 
 from torch import Tensor, nn
 
@@ -61,9 +62,11 @@ class Edges:
         """Return the rows of x, (n, ...), of the nodes that edges end in: (m, ...)."""
         return self.adjacency.own(x)
 
-    def with_loops(self) -> "Edges":
+    def with_loops(self) -> Self:
         """Return the edges with a self-loop at every node; existing loops stay."""
-        return Edges(self.adjacency.with_loops(), fused=self.fused)
+        looped = copy(self)
+        looped.adjacency = self.adjacency.with_loops()
+        return looped
 
     def sums(self, x: Tensor, weighting: Weighting, added: Tensor | None = None) -> Tensor:
         """Sum what the edges bring, (n, C) -> (m, C); see `ops.sparse.constant_sum`."""
