@@ -9,7 +9,7 @@ from vigpipe.model.gnn.edges import Added, Edges
 from vigpipe.model.gnn.features import AnyFeatures
 from vigpipe.model.gnn.layer import GraphLayer, Setting, glorot_linear
 from vigpipe.model.slicing import Roles
-from vigpipe.ops.sparse_rows import SparseRows, linear
+from vigpipe.ops.sparse_rows import linear
 
 
 class GcnLayer(GraphLayer):
@@ -20,27 +20,24 @@ class GcnLayer(GraphLayer):
 
     def __init__(self, in_channels: int, out_channels: int, setting: Setting) -> None:
         super().__init__(setting)
-        self.narrows = in_channels >= out_channels  # sums after the product have fewer channels
+        self.narrows = in_channels >= out_channels
         self.lin = glorot_linear(in_channels, out_channels, bias=False)
         self.bias = nn.Parameter(torch.zeros(out_channels))
 
     def messages(self, x: AnyFeatures) -> Tensor:
-        return linear(x, self.lin.weight, fused=self.fused) if self._multiplies_first(x) else x
+        return linear(x, self.lin.weight, fused=self.fused) if self.multiplies_first(x) else x
 
     def aggregate(
         self, messages: Tensor, own: AnyFeatures, edges: Edges, keys: Tensor | None
     ) -> Tensor:
-        bias = self.bias if self._multiplies_first(own) else None
+        bias = self.bias if self.multiplies_first(own) else None
         return edges.with_loops().sums(messages, "gcn", bias)
 
     def update(self, total: Tensor, own: AnyFeatures) -> Tensor:
-        return total if self._multiplies_first(own) else linear(total, self.lin.weight, self.bias)
+        return total if self.multiplies_first(own) else linear(total, self.lin.weight, self.bias)
 
     def joined(self, x: AnyFeatures, own: AnyFeatures, edges: Edges) -> Tensor:
         edges, weight, added = edges.with_loops(), self.lin.weight, Added(self.bias)
-        if self._multiplies_first(x):
+        if self.multiplies_first(x):
             return edges.product_then_sums(x, weight, "gcn", added)
         return edges.sums_then_product(x, "gcn", weight, added)
-
-    def _multiplies_first(self, x: AnyFeatures) -> bool:
-        return isinstance(x, SparseRows) or self.narrows

@@ -9,7 +9,7 @@ from vigpipe.model.gnn.edges import Added, Edges
 from vigpipe.model.gnn.features import AnyFeatures
 from vigpipe.model.gnn.layer import GraphLayer, Setting
 from vigpipe.model.slicing import Roles, Side
-from vigpipe.ops.sparse_rows import SparseRows, linear
+from vigpipe.ops.sparse_rows import linear
 
 
 class GinLayer(GraphLayer):
@@ -27,13 +27,13 @@ class GinLayer(GraphLayer):
     def __init__(self, in_channels: int, out_channels: int, setting: Setting) -> None:
         super().__init__(setting)
         self.eps = nn.Parameter(torch.zeros(1))
-        self.narrows = in_channels >= out_channels  # sums after the product have fewer channels
+        self.narrows = in_channels >= out_channels
         linears = (nn.Linear(in_channels, out_channels), nn.Linear(out_channels, out_channels))
         self.nn = nn.ModuleDict({"lins": nn.ModuleList(linears)})
 
     def messages(self, x: AnyFeatures) -> Tensor:
         first, _ = self._linears
-        return linear(x, first.weight, fused=self.fused) if self._multiplies_first(x) else x
+        return linear(x, first.weight, fused=self.fused) if self.multiplies_first(x) else x
 
     def aggregate(
         self, messages: Tensor, own: AnyFeatures, edges: Edges, keys: Tensor | None
@@ -43,13 +43,13 @@ class GinLayer(GraphLayer):
 
     def update(self, total: Tensor, own: AnyFeatures) -> Tensor:
         first, second = self._linears
-        hidden = total + first.bias if self._multiplies_first(own) else first(total)
+        hidden = total + first.bias if self.multiplies_first(own) else first(total)
         return second(hidden.relu())
 
     def joined(self, x: AnyFeatures, own: AnyFeatures, edges: Edges) -> Tensor:
         first, second = self._linears
         added = Added(first.bias, itself=1 + self.eps)
-        if self._multiplies_first(x):
+        if self.multiplies_first(x):
             hidden = edges.product_then_sums(x, first.weight, "ones", added)
         else:
             hidden = edges.sums_then_product(x, "ones", first.weight, added)
@@ -62,6 +62,3 @@ class GinLayer(GraphLayer):
     @property
     def _linears(self) -> tuple[nn.Linear, nn.Linear]:
         return cast(tuple[nn.Linear, nn.Linear], tuple(self.nn["lins"].children()))
-
-    def _multiplies_first(self, x: AnyFeatures) -> bool:
-        return isinstance(x, SparseRows) or self.narrows

@@ -16,6 +16,7 @@ from vigpipe.model.regions import region
 from vigpipe.model.slicing import Roles, Side, Sides, bound
 from vigpipe.ops.adjacency import Adjacency
 from vigpipe.ops.masked import relu
+from vigpipe.ops.sparse_rows import SparseRows
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class GraphLayer(nn.Module):
     # The channels of the layer's own tensors: those that come `in`, go `out`, or belong to a `head`
     # or a `hidden` layer.
     roles: ClassVar[Roles] = {}
+    narrows = False  # the layer multiplies first, as sums of the products have fewer channels
     joins = False  # the layer has a sum and a product that `joined` can ask for together
 
     def __init__(self, setting: Setting) -> None:
@@ -70,6 +72,9 @@ class GraphLayer(nn.Module):
         # No variable holds the messages, so that their memory is free while the update runs.
         total = region("aggregation", self.aggregate, self.messages(x), own, edges, keys)
         return region("update", self._finished, total, own, edges)
+
+    def multiplies_first(self, x: AnyFeatures) -> bool:
+        return isinstance(x, SparseRows) or self.narrows
 
     def sides(
         self, prefix: str, index: int, ends: tuple[Side | None, Side | None]
