@@ -1,9 +1,8 @@
 """Aggregation of neighbour features over a graph given as indices.
 
-In every function, x are the nodes, (B, N, C); y are the candidates that the graph's indices refer
-to, (B, M, C), or None for x itself; graph is (B, N, K) int64. Where several ranks share an image,
-`shared` stands for all of its nodes: x or y are then this rank's nodes only, and the graph is that
-of all nodes.
+In every function, x are the nodes, (B, N, C); graph is (B, N, K) int64; y are the candidates that
+its indices refer to, (B, M, C), or None for x itself. Where several ranks share an image, x are
+this rank's nodes, the graph is that of all nodes, and y stands for all of them.
 """
 
 from functools import partial
@@ -16,41 +15,34 @@ from vigpipe.model.regions import region
 from vigpipe.model.tokens import SharedNodes
 from vigpipe.ops.plain import rows_of
 
-
-def neighbours(y: Tensor, graph: Tensor, shared: SharedNodes | None = None) -> Tensor:
-    """Gather the features of every node's neighbours: (B, M, C), (B, N, K) -> (B, N, K, C)."""
-    if shared is not None:
-        return region("aggregation", shared.neighbours, y, graph)
-    return region("aggregation", _gathered, y, graph)
+Candidates = Tensor | SharedNodes | None
 
 
-def relative(
-    x: Tensor,
-    graph: Tensor,
-    y: Tensor | None,
-    mode: str,
-    shared: SharedNodes | None = None,
-    *,
-    fused: bool = True,
-) -> Tensor:
+def neighbours(x: Tensor, graph: Tensor, y: Candidates) -> Tensor:
+    """Gather the features of every node's neighbours: (B, N, K, C)."""
+    if y is None or isinstance(y, Tensor):
+        return region("aggregation", _gathered, x if y is None else y, graph)
+    return region("aggregation", y.neighbours, x, graph)
+
+
+def relative(x: Tensor, graph: Tensor, y: Candidates, mode: str, *, fused: bool = True) -> Tensor:
     """Interleave the nodes' features with the maximum or mean of y_j - x_i over the neighbours j.
 
     Li et al. 2019 (arXiv:1904.03751), equation 5. The mode is `max`, [x0, m0, x1, m1, ...] as the
     published weights of ViG expect, (B, N, 2C); or `max_mean`, maximum and mean, (B, N, 3C).
     """
-    if shared is not None:
-        return region("aggregation", _relative_to, x, shared, graph, mode, fused)
-    aggregate = partial(ops.aggregate, mode=mode, interleave=True, fused=fused)
-    return region("aggregation", aggregate, x, y, graph)
+    if y is None or isinstance(y, Tensor):
+        aggregate = partial(ops.aggregate, mode=mode, interleave=True, fused=fused)
+        return region("aggregation", aggregate, x, y, graph)
+    return region("aggregation", _relative_to, x, y, graph, mode, fused)
 
 
-def neighbour_sum(
-    y: Tensor, graph: Tensor, shared: SharedNodes | None = None, *, fused: bool = True
-) -> Tensor:
-    """Sum y_j over the neighbours j of every node: (B, M, C), (B, N, K) -> (B, N, C)."""
-    if shared is not None:
-        return region("aggregation", partial(shared.reduced, mode="sum", fused=fused), y, graph)
-    return region("aggregation", partial(ops.aggregate, mode="sum", fused=fused), None, y, graph)
+def neighbour_sum(x: Tensor, graph: Tensor, y: Candidates = None, *, fused: bool = True) -> Tensor:
+    """Sum y_j over the neighbours j of every node: (B, N, C)."""
+    if y is None or isinstance(y, Tensor):
+        aggregate = partial(ops.aggregate, mode="sum", fused=fused)
+        return region("aggregation", aggregate, None, x if y is None else y, graph)
+    return region("aggregation", partial(y.reduced, mode="sum", fused=fused), x, graph)
 
 
 def _relative_to(x: Tensor, shared: SharedNodes, graph: Tensor, mode: str, fused: bool) -> Tensor:

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from vigpipe.config.choices import Norm
-from vigpipe.model.aggregate import neighbour_sum, neighbours, relative
+from vigpipe.model.aggregate import Candidates, neighbour_sum, neighbours, relative
 from vigpipe.model.layer import Layer
 from vigpipe.model.slicing import Roles, Side, within
-from vigpipe.model.tokens import SharedNodes
 
 _GROUPS = 4
 
@@ -45,9 +44,7 @@ class Aggregator(nn.Module):
     channels: ClassVar[Mapping[str, Side]]
     roles: ClassVar[Roles]
 
-    def forward(
-        self, x: Tensor, graph: Tensor, y: Tensor | None, shared: SharedNodes | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, graph: Tensor, y: Candidates) -> Tensor:
         """Aggregate, with the arguments of `model.aggregate`, and transform: (B, N, 2C)."""
         raise NotImplementedError
 
@@ -70,10 +67,8 @@ class MaxRelativeConv(_OneLayerConv):
     mode: ClassVar[str] = "max"
     channels = _channels(4, run=2)
 
-    def forward(
-        self, x: Tensor, graph: Tensor, y: Tensor | None, shared: SharedNodes | None = None
-    ) -> Tensor:
-        return self.nn(relative(x, graph, y, self.mode, shared, fused=self.fused))
+    def forward(self, x: Tensor, graph: Tensor, y: Candidates) -> Tensor:
+        return self.nn(relative(x, graph, y, self.mode, fused=self.fused))
 
 
 class MaxMeanConv(MaxRelativeConv):
@@ -88,10 +83,8 @@ class EdgeConv(_OneLayerConv):
 
     channels = _channels(2)  # two of the four groups take x_i, a half each, two the difference
 
-    def forward(
-        self, x: Tensor, graph: Tensor, y: Tensor | None, shared: SharedNodes | None = None
-    ) -> Tensor:
-        others = neighbours(x if y is None else y, graph, shared)  # (B, N, K, C)
+    def forward(self, x: Tensor, graph: Tensor, y: Candidates) -> Tensor:
+        others = neighbours(x, graph, y)  # (B, N, K, C)
         x = x.unsqueeze(2).expand_as(others)
         return self.nn(torch.cat((x, others - x), dim=-1)).max(2).values
 
@@ -115,10 +108,8 @@ class SageConv(Aggregator):
         self.nn1 = _layer(channels, channels, norm)
         self.nn2 = _layer(2 * channels, 2 * channels, norm)
 
-    def forward(
-        self, x: Tensor, graph: Tensor, y: Tensor | None, shared: SharedNodes | None = None
-    ) -> Tensor:
-        others = neighbours(x if y is None else y, graph, shared)  # (B, N, K, C)
+    def forward(self, x: Tensor, graph: Tensor, y: Candidates) -> Tensor:
+        others = neighbours(x, graph, y)  # (B, N, K, C)
         return self.nn2(torch.cat((x, self.nn1(others).max(2).values), dim=-1))
 
 
@@ -133,11 +124,9 @@ class GinConv(_OneLayerConv):
         super().__init__(channels, norm)
         self.eps = nn.Parameter(torch.zeros(1))
 
-    def forward(
-        self, x: Tensor, graph: Tensor, y: Tensor | None, shared: SharedNodes | None = None
-    ) -> Tensor:
-        scaled, others = (1 + self.eps) * x, x if y is None else y
-        return self.nn(scaled + neighbour_sum(others, graph, shared, fused=self.fused))
+    def forward(self, x: Tensor, graph: Tensor, y: Candidates) -> Tensor:
+        total = (1 + self.eps) * x + neighbour_sum(x, graph, y, fused=self.fused)
+        return self.nn(total)
 
 
 AGGREGATORS: dict[str, type[Aggregator]] = {

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from vigpipe.config.choices import Norm
 from vigpipe.model import position
+from vigpipe.model.aggregate import Candidates
 from vigpipe.model.aggregator import AGGREGATORS
 from vigpipe.model.blocks import BlockSpec, GraphRule
 from vigpipe.model.graph import check_finite, knn_graph, reduce_k
@@ -21,7 +22,7 @@ from vigpipe.model.position import Grid
 from vigpipe.model.recompute import build_or_replay
 from vigpipe.model.regions import region
 from vigpipe.model.slicing import Roles, Side, Sides, bound, within
-from vigpipe.model.tokens import SharedNodes, Tokens
+from vigpipe.model.tokens import Tokens
 
 
 class BlockGraph(NamedTuple):
@@ -67,29 +68,28 @@ class DynamicGraphConv(nn.Module):
         other ranks; the grid is that of the whole image.
         """
         nodes = x.flatten(1, 2)
-        others = shared = None
+        others: Candidates = None
         if tokens is not None:
-            shared = tokens.nodes(grid, self.rule.reduction)
+            others = tokens.nodes(grid, self.rule.reduction)
         elif self.rule.reduction > 1:
             pooled = F.avg_pool2d(x.movedim(-1, 1), self.rule.reduction, ceil_mode=True)
             others = pooled.flatten(2).transpose(1, 2)
 
         def build() -> Tensor:
-            return self._graph(x.detach(), others, shared, tokens, grid, draws, bias)
+            return self._graph(x.detach(), others, tokens, grid, draws, bias)
 
         graph = given
         if self.rule.policy not in ("reuse", "lookahead"):
             graph = build_or_replay(build)
         assert graph is not None
         following = build_or_replay(build) if self.rule.makes_next else graph
-        y = self.gconv(nodes, graph, others, shared)
+        y = self.gconv(nodes, graph, others)
         return y.unflatten(1, x.shape[1:3]), graph, following
 
     def _graph(
         self,
         x: Tensor,
-        others: Tensor | None,  # pooled candidates, (B, M, C), where a rank has all nodes
-        shared: SharedNodes | None,
+        others: Candidates,
         tokens: Tokens | None,
         grid: Grid,
         draws: Draws | None,
@@ -106,11 +106,12 @@ class DynamicGraphConv(nn.Module):
             return region("knn", window_graph, nodes, grid, k, dilation, rule.shift, self.fused)
         nodes, num_candidates = x.flatten(1, 2), prod(position.pooled_grid(grid, rule.reduction))
         k, dilation, ranks = self._choice(num_candidates, draws, x.device)
-        if shared is not None:
-            nearest = partial(shared.nearest, fused=self.fused)
-            return region("knn", nearest, nodes, k, dilation, bias, ranks)
-        others = None if others is None else others.detach()
-        return region("knn", knn_graph, nodes, k, dilation, True, others, bias, ranks, self.fused)
+        if others is None or isinstance(others, Tensor):
+            pooled = None if others is None else others.detach()
+            rest = pooled, bias, ranks, self.fused
+            return region("knn", knn_graph, nodes, k, dilation, True, *rest)
+        nearest = partial(others.nearest, fused=self.fused)
+        return region("knn", nearest, nodes, k, dilation, bias, ranks)
 
     def _choice(
         self, num_candidates: int, draws: Draws | None, device: torch.device
