@@ -380,13 +380,10 @@ class VisionGnn(StagedModel):
     def prune_intermediate_layers(
         self,
         indices: int | Sequence[int] = 1,
-        prune_norm: bool = False,
+        prune_norm: bool = False,  # timm passes it; there is no norm to delete
         prune_head: bool = True,
     ) -> list[int]:
-        """Delete the blocks after the last of some levels, and return these as positive numbers.
-
-        `prune_norm` has no effect, because there is no norm to delete; timm passes it.
-        """
+        """Delete the blocks after the last of some levels, and return these as positive numbers."""
         taken, blocks = self._levels(indices)
         for name in list(self.backbone):
             if int(name) > max(blocks):
@@ -403,10 +400,7 @@ class VisionGnn(StagedModel):
     def reset_classifier(
         self, num_classes: int, global_pool: Literal["avg", ""] | None = None
     ) -> None:
-        """Replace the last layer by a new one with random weights; with 0 classes there is none.
-
-        Pooling stays as it was unless `global_pool` is given.
-        """
+        """Replace the last layer by a new one with random weights; with 0 classes there is none."""
         if not self.has_readout:
             if num_classes:
                 raise ValueError("the readout was pruned; make the model anew for another one")

@@ -24,16 +24,13 @@ def make_graph(
     split: np.ndarray,
     class_names: Sequence[str] | None = None,
 ) -> Graph:
-    """Check the parts of a graph and put them together; messages begin with `where`.
+    """Check the parts of a graph and put them together; an InputError begins with `where`.
 
     Edges are their sources, and their targets, (e,) integers each; repeated ones count once.
     Features, (n, d), are dense or from `make_rows`. Labels are (n,) integers, NO_CLASS for none; or
     (n, C) zeros and ones. The split is (n,) integers; a node without a class gets NO_SPLIT, because
     there is nothing to train or to score it with. By default, classes are named after their
     numbers.
-
-    InputError if the parts do not fit together, a number is out of range or not finite, there are
-    no training or no test nodes, or a class has no training nodes.
     """
     num_nodes = len(labels) if labels.ndim else 0
     shape: Any = features.shape  # scipy says it can be None

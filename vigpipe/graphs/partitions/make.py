@@ -19,8 +19,7 @@ def make_partition(graph: Graph, method: Method, num_parts: int, seed: int) -> P
     nodes share a part with probability 1 / k. `spectral` and `walks` cannot place nodes without
     neighbours, which draw their parts instead. Where a method leaves parts empty, each of these
     gets a node of the part that is largest then. The same seed gives the same parts, whatever the
-    number of threads. InputError if there is no such method, the graph has fewer nodes than parts,
-    or it is too large for the method.
+    number of threads.
     """
     check_request(graph, method, num_parts, seed)
     start = time.perf_counter()

@@ -48,8 +48,7 @@ def write_folder(
 
     Besides the graph, memory holds the edges of one part, and features of some nodes. The graph's
     features are already scaled, and its edges as they are to be used; scaling, symmetric and the
-    partition's seed say how they came about. InputError if there is something of that name, the
-    folder cannot be written, or the graph has too many nodes or parts.
+    partition's seed say how they came about.
     """
     if graph.num_nodes > MOST_IN_FILE or partition.num_parts > MOST_PARTS:
         raise InputError(

@@ -29,14 +29,10 @@ class Columns(Protocol):
     """
 
     @property
-    def size(self) -> int:
-        """Number of ranks, m."""
-        ...
+    def size(self) -> int: ...  # m, the number of ranks
 
     @property
-    def rank(self) -> int:
-        """Index of this rank's block of channels, k."""
-        ...
+    def rank(self) -> int: ...  # k, the index of this rank's block of channels
 
     def from_(self, source: int, block: Tensor) -> Tensor:
         """Return the block of rank `source`; every rank passes its own, all of one shape."""
