@@ -91,17 +91,14 @@ def _read(path: Path, form: Form) -> Kept | None:
     except Exception as error:  # damaged bytes end in almost any exception of safetensors
         tell(f"{path}: does not hold {form.what} ({error!r}); they are made again")
         return None
-    if not _is_like(arrays, form) or not form.is_right(arrays) or not 0 <= seconds < 1e9:
-        tell(f"{path}: does not hold {form.what}; they are made again")
-        return None
-    return Kept(arrays, seconds, time.perf_counter() - began)
-
-
-def _is_like(arrays: Arrays, form: Form) -> bool:
-    return all(
+    is_like = all(
         name in arrays and arrays[name].dtype == dtype and arrays[name].shape == shape
         for name, (dtype, shape) in form.like.items()
     )
+    if not is_like or not form.is_right(arrays) or not 0 <= seconds < 1e9:
+        tell(f"{path}: does not hold {form.what}; they are made again")
+        return None
+    return Kept(arrays, seconds, time.perf_counter() - began)
 
 
 def _write(path: Path, arrays: dict[str, np.ndarray]) -> None:

@@ -120,17 +120,12 @@ def _read_zip(path: Path) -> Any:  # noqa: ANN401
 
 
 def _read_torch(path: Path, maps_file: bool | None = None) -> Any:  # noqa: ANN401
-    _refuse_bytearray(path)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if content.find(b"bytearray\n") >= 0:  # its name in a pickle: it allocates any size
+            raise ValueError("it holds a bytearray, which no state dict does")
     # timm's training script puts its parsed arguments into every checkpoint.
     with torch.serialization.safe_globals([argparse.Namespace]):
         return torch.load(path, map_location="cpu", weights_only=True, mmap=maps_file)
-
-
-def _refuse_bytearray(path: Path) -> None:
-    """Raise ValueError if a pickle names bytearray, which would allocate any number of bytes."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        if content.find(b"bytearray\n") >= 0:
-            raise ValueError("it holds a bytearray, which no state dict does")
 
 
 def _why_not(path: Path, kind: str, error: Exception) -> str:
@@ -168,7 +163,9 @@ def _checked(path: Path, state: Mapping[Any, Any]) -> dict[str, Tensor]:
                 f"{path}: {key!r} is a {type(value).__name__} where a state dict has tensors by "
                 f"name, and none of {', '.join(WRAPPERS)} holds one; save model.state_dict()"
             )
-        name = _bare(key)
+        name = key
+        while name.startswith(PREFIXES):
+            name = name.split(".", 1)[1]
         if not name.isprintable():
             raise InputError(f"{path}: {name[:80]!r} is not a name for a tensor; rename it")
         # With a damaged size, torch enlarges the storage beyond the file; with strides of 0, a
@@ -192,12 +189,6 @@ def _checked(path: Path, state: Mapping[Any, Any]) -> dict[str, Tensor]:
     if not weights:
         raise InputError(f"{path}: holds no tensors; save model.state_dict()")
     return weights
-
-
-def _bare(name: str) -> str:
-    while name.startswith(PREFIXES):
-        name = name.split(".", 1)[1]
-    return name
 
 
 def to_reference_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
