@@ -35,8 +35,7 @@ class Variant:
     img_size: Grid
 
     def build(self) -> VisionGnn:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # running the model warns of few nodes again
+        with warnings.catch_warnings(action="ignore"):  # running it warns of few nodes again
             model = create_model(**asdict(self))
         assert isinstance(model, VisionGnn)
         return model

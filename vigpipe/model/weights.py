@@ -104,8 +104,8 @@ def _read_file(path: Path) -> Any:  # noqa: ANN401
             "it may be damaged or not wholly downloaded"
         )
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # TorchScript archives warn, and are then refused
+        # TorchScript archives warn, and are then refused.
+        with warnings.catch_warnings(action="ignore"):
             return read(path)
     except Exception as error:  # damaged bytes make the readers raise almost anything
         raise InputError(_why_not(path, kind, error)) from error

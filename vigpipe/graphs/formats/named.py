@@ -67,8 +67,7 @@ def _fetch(data_set: DataSet, data_dir: Path, folder: Path) -> None:
 
 def _from_torch_geometric(data_set: DataSet, root: Path) -> Path:
     """Call torch-geometric's download of a data set, which has one class for several names."""
-    with warnings.catch_warnings():  # warnings about its own code while it is imported
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):  # about its own code while it is imported
         from torch_geometric import datasets
     is_planetoid = data_set.read is planetoid.read
     class_ = datasets.Planetoid if is_planetoid else getattr(datasets, data_set.name)
@@ -82,8 +81,7 @@ def _from_torch_geometric(data_set: DataSet, root: Path) -> Path:
 
 def _from_ogb(data_set: DataSet, root: Path) -> Path:
     """Fetch the archive of the Open Graph Benchmark, and unpack what is read of it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         from torch_geometric.data import download_url
     stem = data_set.name.removeprefix("ogbn-")
     with zipfile.ZipFile(download_url(f"{_OGB}/{stem}.zip", str(root))) as archive:

@@ -22,6 +22,6 @@ def clusters(points: np.ndarray, num_clusters: int, draws: np.random.Generator) 
         n_init=10,  # pyright: ignore[reportArgumentType]  # takes more than its default's type
         random_state=int(draws.integers(1 << 31)),
     )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer directions than clusters
+    # It warns of fewer directions than clusters.
+    with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
         return method.fit_predict(directions).astype(np.int64)
