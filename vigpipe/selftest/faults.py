@@ -107,20 +107,12 @@ def judge(fault: Fault, values: Mapping[str, object]) -> Row:
 
 
 def _words(fault: Fault, folder: Path) -> list[str]:
-    options: dict[str, object] = {
-        "--model": "vig_digits",
-        "--stages": fault.num_ranks,
-        "--microbatches": 2,
-        "--batch-size": 24,
-        "--epochs": ENDLESS,
-        "--evaluate-every": ENDLESS,
-        "--checkpoint-every": 5,
-        "--threads": 1,
-        "--timeout": fault.timeout,
-        "--device": fault.device,
-        "--out": folder,
-    }
-    return ["train", *(str(word) for pair in options.items() for word in pair)]
+    words = (
+        f"train --model vig_digits --stages {fault.num_ranks} --microbatches 2 --batch-size 24 "
+        f"--epochs {ENDLESS} --evaluate-every {ENDLESS} --checkpoint-every 5 --threads 1 "
+        f"--timeout {fault.timeout} --device {fault.device}"
+    )
+    return [*words.split(), "--out", str(folder)]
 
 
 def _pid(temporary: Path, fault: Fault, child: int) -> int:
