@@ -61,10 +61,8 @@ def counts(rows: Sequence[Row]) -> str:
 def page(result: Result) -> str:
     """Make the HTML of the page, which opens from disk and needs no network."""
     title = f"vigpipe selftest: {result.machine.hardware}"
-    body = [
-        paragraph(summary(result), "warning" if result.failures else "running"),
-        *_origin(result),
-    ]
+    style = "warning" if result.failures else "running"
+    body = [paragraph(summary(result), style), _origin(result)]
     for part in result.parts:
         body += [f"<h2>{escape(part.part.title)}</h2>"]
         body += [paragraph(f"{counts(part.rows)}, in {part.seconds:.0f} s.", "note")]
@@ -72,7 +70,7 @@ def page(result: Result) -> str:
     return document(MARK, title, "\n".join(body))
 
 
-def _origin(result: Result) -> list[str]:
+def _origin(result: Result) -> str:
     machine, facts = result.machine, result.facts
     rows = [
         ["command", facts["command"]],
@@ -83,12 +81,10 @@ def _origin(result: Result) -> list[str]:
         ["warm-up", facts["warm_up"]],
     ]
     for gpu, number in Counter(machine.gpus).items():
-        facts_of_gpu = (
-            f"{number} × {gpu.name}, {size(gpu.memory_bytes)}, {gpu.num_processors} "
-            f"multiprocessors, compute capability {gpu.capability}"
-        )
-        rows.append(["GPUs", facts_of_gpu])
-    return [table(["", ""], rows, style="runs")]
+        what = f"{number} × {gpu.name}, {size(gpu.memory_bytes)}, {gpu.num_processors} "
+        what += f"multiprocessors, compute capability {gpu.capability}"
+        rows.append(["GPUs", what])
+    return table(["", ""], rows, style="runs")
 
 
 def as_json(result: Result) -> str:
