@@ -155,19 +155,15 @@ def write_timing(timing: Timing, run: Run, folder: Path, device: torch.device) -
     if not measured:
         return
     predicted = predicted_spans(mean_times(steps, layout), layout)
-    write_atomically(  # a report of the run, which has not ended yet, may read it
-        folder / "timeline.json",
-        json.dumps(
-            {
-                "step": last_steps[0].step,
-                "microbatches": layout.num_microbatches,
-                "clock_error_seconds": timing.clock_error_seconds,
-                "measured": _since_begin(measured),
-                "predicted": _since_begin(predicted),
-            }
-        )
-        + "\n",
-    )
+    timeline = {
+        "step": last_steps[0].step,
+        "microbatches": layout.num_microbatches,
+        "clock_error_seconds": timing.clock_error_seconds,
+        "measured": _since_begin(measured),
+        "predicted": _since_begin(predicted),
+    }
+    # A report of the run, which has not ended yet, may read it.
+    write_atomically(folder / "timeline.json", json.dumps(timeline) + "\n")
     if not run.config.trace:
         return
     traced = {
