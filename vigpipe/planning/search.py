@@ -55,14 +55,9 @@ def search(profile: Profile, request: Request) -> list[Proposal]:
     )
     return [
         predict(
-            profile,
-            request,
-            candidate.stages(bounds),
-            candidate.schedule,
-            candidate.virtual_stages,
-            candidate.num_microbatches,
+            profile, request, c.stages(bounds), c.schedule, c.virtual_stages, c.num_microbatches
         )
-        for candidate, bounds in ranking[:NUM_PROPOSALS]
+        for c, bounds in ranking[:NUM_PROPOSALS]
     ]
 
 
@@ -98,17 +93,17 @@ class _Evaluated:
 
     def climb(self, candidate: Candidate, bounds: Bounds) -> None:
         """Move single blocks from one stage to another while that makes the step shorter."""
-        moved = True
-        while moved:
-            moved = False
+        while True:
             for other in sorted(_neighbours(bounds), key=candidate.estimate):
                 if self.num_actions > MAX_ACTIONS:
                     return
                 if candidate.is_within_memory(other) and (
                     self.evaluate(candidate, other) < self.seconds[candidate, bounds]
                 ):
-                    bounds, moved = other, True
+                    bounds = other
                     break
+            else:
+                return
 
 
 def _neighbours(bounds: Bounds) -> Iterator[Bounds]:
