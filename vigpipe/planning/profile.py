@@ -155,9 +155,7 @@ def profile_of(table: Any) -> Profile:  # noqa: ANN401
     profile = Profile(
         **{
             **table,
-            "rows": tuple(table["rows"]),
-            "slowdown": tuple(table["slowdown"]),
-            "amounts": tuple(table["amounts"]),
+            **{name: tuple(table[name]) for name in ("rows", "slowdown", "amounts")},
             "rounds": tuple(map(tuple, table["rounds"])),
             "stem": _piece(table["stem"]),
             "blocks": tuple(map(_piece, table["blocks"])),
@@ -172,11 +170,8 @@ def with_network(
     profile: Profile, latency_seconds: float | None, bandwidth: float | None
 ) -> Profile:
     """Replace the profile's latency and bytes a second by others, where there are any."""
-    if latency_seconds is not None:
-        profile = replace(profile, latency_seconds=latency_seconds)
-    if bandwidth is not None:
-        profile = replace(profile, bandwidth=bandwidth)
-    return profile
+    given = {"latency_seconds": latency_seconds, "bandwidth": bandwidth}
+    return replace(profile, **{name: n for name, n in given.items() if n is not None})
 
 
 def is_amount(value: Any) -> bool:  # noqa: ANN401
