@@ -56,14 +56,13 @@ def _alternatives(
     counts = ((2 * num_microbatches, "twice"), (num_microbatches // 2, "half"))
     # Another number of micro-batches that are drawn would be another step.
     for count, name in counts if request.typical is None else ():
-        yield from _searched(
-            profile, request, chosen, count, f"{name} the micro-batches ({count})", proposal
-        )
-    for schedule, virtual_stages in request.schedules:
-        if (schedule, virtual_stages) != chosen:
+        what = f"{name} the micro-batches ({count})"
+        yield from _searched(profile, request, chosen, count, what, proposal)
+    for pair in request.schedules:
+        if pair != chosen:
+            schedule, virtual_stages = pair
             each = f" with {virtual_stages} stages a rank" if virtual_stages > 1 else ""
             what = f"the schedule {schedule}{each}"
-            pair = schedule, virtual_stages
             yield from _searched(profile, request, pair, num_microbatches, what, proposal)
     for num_ranks, name in ((request.num_ranks + 1, "more"), (request.num_ranks - 1, "fewer")):
         what = f"one stage {name} ({num_ranks})"
