@@ -123,8 +123,7 @@ def _timeline(timing: ReportedTiming, index: int) -> Iterator[str]:
 
 def _durations(timing: ReportedTiming, index: int) -> Iterator[str]:
     warmup = f" after {timing.warmup_steps} of warm-up" if timing.warmup_steps is not None else ""
-    phases = {phase: slowest(timing.rows, phase) for phase in PHASES}
-    phases = {phase: seconds for phase, seconds in phases.items() if seconds}
+    phases = {phase: seconds for phase in PHASES if (seconds := slowest(timing.rows, phase))}
     counts_partial = {b.phase: b.are_counted for b in partial_batches(timing.rows)}
     for number, (phase, seconds) in enumerate(phases.items()):
         yield f"<h3>{PHASE_NAMES[phase]}</h3>"
@@ -137,8 +136,7 @@ def _durations(timing: ReportedTiming, index: int) -> Iterator[str]:
                 " All are partial batches." if counts_partial[phase] else " Full batches only."
             )
         yield paragraph(caption)
-        stacked = {d: durations.stacked_medians(seconds, d) for d in COMPUTE}
-        stacked = {direction: parts for direction, parts in stacked.items() if parts}
+        stacked = {d: s for d in COMPUTE if (s := durations.stacked_medians(seconds, d))}
         if stacked:
             yield as_html(charts.piece_chart(stacked), f"pieces-{phase}-{index}")
         yield "<h4>Steps and stages</h4>"
