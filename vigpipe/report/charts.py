@@ -129,7 +129,7 @@ def piece_chart(stacked: Mapping[str, Mapping[str, Mapping[str, float]]]) -> "Fi
                 )
                 in_legend.add(part)
         pieces = dict.fromkeys(piece for by_piece in parts.values() for piece in by_piece)
-        order = _in_order([escape(piece.removeprefix("block ")) for piece in pieces])
+        order = sorted([escape(piece.removeprefix("block ")) for piece in pieces], key=_place)
         figure.update_xaxes(type="category", categoryorder="array", categoryarray=order, col=column)
     figure.update_layout(barmode="stack")
     figure.update_yaxes(title_text="ms a step (medians)", col=1)
@@ -256,10 +256,6 @@ def as_html(figure: "Figure", name: str) -> str:
     )
 
 
-def _in_order(pieces: Sequence[str]) -> list[str]:
-    """Sort the names of pieces: the stem, the blocks by number, the others."""
-
-    def place(piece: str) -> tuple[int, int]:
-        return (1, int(piece)) if piece.isdigit() else (0 if piece == "stem" else 2, 0)
-
-    return sorted(pieces, key=place)
+def _place(piece: str) -> tuple[int, int]:
+    """Return the key by which pieces are sorted: the stem, the blocks by number, the others."""
+    return (1, int(piece)) if piece.isdigit() else (0 if piece == "stem" else 2, 0)
