@@ -10,6 +10,7 @@ What a rank holds before it has a model (Profile.base_bytes) is added to this.
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 from vigpipe.planning.profile import Piece, Profile, Size
 from vigpipe.schedules.rule import Action
@@ -33,14 +34,8 @@ def working_bytes(profile: Profile, piece: Piece, microbatch_size: Size) -> int:
 
 def peak(actions: Sequence[Action], kept: Mapping[int, int]) -> int:
     """Compute the most that micro-batches in flight hold, each of which keeps `kept`, by stage."""
-    held = most = 0
-    for kind, stage, _ in actions:
-        if kind == "forward":
-            held += kept[stage]
-            most = max(most, held)
-        else:
-            held -= kept[stage]
-    return most
+    changes = (kept[stage] if kind == "forward" else -kept[stage] for kind, stage, _ in actions)
+    return max(accumulate(changes, initial=0))
 
 
 def rank_bytes(
