@@ -1,8 +1,8 @@
 """Read the time of a rank's work, and measure how far the clocks of the ranks are apart."""
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -10,49 +10,28 @@ import torch.distributed as dist
 NUM_EXCHANGES = 20
 
 
-class Clock(Protocol):
-    """A clock of a device: stamps and marks are cheap, and are turned into seconds later.
-
-    `stamp` makes a stamp of the current step, which is valid until the next step begins; `mark`
-    makes one that stays valid.
-    """
-
-    stamp: Callable[[], Any]
-    mark: Callable[[], Any]
-
-    def begin(self) -> None:
-        """Begin a step; called before its first stamp, when the device is idle."""
-        ...
-
-    def finish(self) -> None:
-        """Wait until the device has reached the last stamp of the step."""
-        ...
-
-    def seconds(self, stamp: Any) -> float:  # noqa: ANN401
-        """Return when, on this host's `time.perf_counter`, the device reached a stamp."""
-        ...
-
-    def between(self, first: Any, last: Any) -> float:  # noqa: ANN401
-        """Return the seconds from one mark to another; the device must have reached both."""
-        ...
-
-
 class HostClock:
-    """The clock of a CPU, whose work is done when a call returns."""
+    """The clock of a CPU, whose work is done when a call returns.
+
+    Stamps and marks of a clock are cheap, and are turned into seconds later: a stamp until the next
+    step begins, a mark at any time.
+    """
 
     def __init__(self) -> None:
         self.stamp = self.mark = time.perf_counter
 
     def begin(self) -> None:
-        """Nothing to do."""
+        """Begin a step; called before its first stamp, when the device is idle."""
 
     def finish(self) -> None:
-        """Nothing to do."""
+        """Wait until the device has reached the last stamp of the step."""
 
     def seconds(self, stamp: float) -> float:
+        """Return when, on this host's `time.perf_counter`, the device reached a stamp."""
         return stamp
 
     def between(self, first: float, last: float) -> float:
+        """Return the seconds from one mark to another; the device must have reached both."""
         return last - first
 
 
@@ -95,6 +74,9 @@ class CudaClock:
 
     def between(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
         return first.elapsed_time(last) / 1e3
+
+
+Clock = HostClock | CudaClock
 
 
 class Lap(NamedTuple):
