@@ -49,18 +49,16 @@ def library() -> Library:
     if compiler is None:
         names = ", ".join(_compiler_names())
         reason = f"no C++ compiler among {names}; install g++, or name one in CXX"
-        _print(f"{reason}; the plain operators serve, which are slower")
-        return Library(None, reason)
-    try:
-        path = cache_folder() / f"vigpipe-{_key(compiler)}.so"
-        if not path.exists():
-            _compile(compiler, path)
-        functions = ctypes.CDLL(str(path))
-    except (OSError, subprocess.SubprocessError) as error:
-        reason = one_line(f"the C++ operators could not be made: {_reason(error)}")
-        _print(f"{reason}; the plain operators serve, which are slower")
-        return Library(None, reason)
-    return Library(functions, f"compiled by {compiler}: {path}")
+    else:
+        try:
+            path = cache_folder() / f"vigpipe-{_key(compiler)}.so"
+            if not path.exists():
+                _compile(compiler, path)
+            return Library(ctypes.CDLL(str(path)), f"compiled by {compiler}: {path}")
+        except (OSError, subprocess.SubprocessError) as error:
+            reason = one_line(f"the C++ operators could not be made: {_reason(error)}")
+    _print(f"{reason}; the plain operators serve, which are slower")
+    return Library(None, reason)
 
 
 def be_silent() -> None:

@@ -64,23 +64,14 @@ def _gradients(*inputs: Tensor | None) -> tuple[Tensor | None, ...]:
 
 
 @register_fake("vigpipe::knn")
-def _(
-    x: Tensor, y: Tensor | None, bias: Tensor | None, k: int, dilation: int, loop: bool
-) -> Tensor:
+def _(x: Tensor, y: Tensor | None, bias: Tensor | None, k: int, *_: object) -> Tensor:
     return x.new_empty((x.shape[0], x.shape[1], k), dtype=torch.int64)
 
 
 @register_fake("vigpipe::aggregate")
-def _(
-    x: Tensor | None,
-    y: Tensor | None,
-    graph: Tensor,
-    weights: Tensor | None,
-    mode: str,
-    interleave: bool,
-    has_backward: bool,
-) -> tuple[Tensor, Tensor]:
-    return native.empty_aggregate(candidates_of(x, y), graph, mode, interleave, has_backward)
+def _(*inputs: Any) -> tuple[Tensor, Tensor]:
+    x, y, graph, _weights, *options = inputs
+    return native.empty_aggregate(candidates_of(x, y), graph, *options)
 
 
 @register_fake("vigpipe::aggregate_backward")

@@ -9,7 +9,7 @@ report draws, with times in seconds since 1970:
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 # A rank works on an item from reading it to the update of the weights, waits for others to be
 # averaged with them or to rest, and saves a checkpoint while all rest.
@@ -17,14 +17,6 @@ Deed = Literal["worked", "waited", "averaged", "evaluated", "saved"]
 DEEDS: tuple[Deed, ...] = get_args(Deed)
 BRIEF_SECONDS = 1e-3  # a shorter wait is counted, but has no row
 NO_SECONDS = 5e-5  # what is shorter has no row either: it would begin and end at once
-
-
-class Entry(NamedTuple):
-    """A span of time, in seconds of the performance counter."""
-
-    deed: Deed
-    start: float
-    end: float
 
 
 class Diary:
@@ -35,7 +27,8 @@ class Diary:
         self._zero = time.time() - time.perf_counter()
         self._deed: Deed | None = None
         self._since = 0.0
-        self._entries: list[Entry] = []
+        # Each deed with its begin and end, in seconds of the performance counter.
+        self._entries: list[tuple[Deed, float, float]] = []
 
     @contextmanager
     def doing(self, deed: Deed) -> Iterator[None]:
@@ -62,16 +55,16 @@ class Diary:
         now, before = time.perf_counter(), self._deed
         if before is not None:
             self.seconds[before] += now - self._since
-            self._add(Entry(before, self._since, now))
+            self._add(before, self._since, now)
         self._deed, self._since = deed, now
         return before
 
-    def _add(self, entry: Entry) -> None:
-        last = self._entries[-1] if self._entries else None
-        least = BRIEF_SECONDS if entry.deed == "waited" else NO_SECONDS
-        if entry.end - entry.start < least:
+    def _add(self, deed: Deed, start: float, end: float) -> None:
+        if end - start < (BRIEF_SECONDS if deed == "waited" else NO_SECONDS):
             return
-        if last and last.deed == entry.deed and entry.start - last.end < BRIEF_SECONDS:
-            self._entries[-1] = last._replace(end=entry.end)
-        else:
-            self._entries.append(entry)
+        if self._entries:
+            last_deed, last_start, last_end = self._entries[-1]
+            if last_deed == deed and start - last_end < BRIEF_SECONDS:
+                start = last_start
+                self._entries.pop()
+        self._entries.append((deed, start, end))
