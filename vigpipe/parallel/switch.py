@@ -22,7 +22,6 @@ from torch.autograd import Function
 from vigpipe.parallel.shards import Contribution, Shards, copies_of
 
 SWITCHES, SCORES = "switches", "scores"  # what is sent
-_EVERY = slice(None)
 _Exchange = Callable[[Tensor], Tensor]
 
 
@@ -71,48 +70,30 @@ class _Exchanged(Function):
 def _sum_rows(grad: Tensor, shards: Shards, what: str) -> Tensor:
     """Add up what all ranks have for the rows of each rank; see `all_rows`."""
     rows = shards.slices(len(grad))
-    parts = shards.exchange(
-        Contribution(
-            copies_of(lambda to: grad[rows[to]][None]),
-            [(shards.size, length_of(of_rank), grad.shape[1]) for of_rank in rows],
-            lambda of, to: (slice(of, of + 1),),
-            grad,
-        ),
-        what,
-    )
-    return parts.sum(0)
+    shapes = [(shards.size, length_of(of_rank), grad.shape[1]) for of_rank in rows]
+    write = copies_of(lambda to: grad[rows[to]][None])
+    own = Contribution(write, shapes, lambda of, to: (slice(of, of + 1),), grad)
+    return shards.exchange(own, what).sum(0)
 
 
 def send_columns(x: Tensor, shards: Shards, num_rows: int, heads: int = 1) -> Tensor:
     """Send every rank its columns of this rank's rows; see `to_columns`."""
     by_heads = x.reshape(len(x), heads, x.shape[1] // heads)
     rows, columns = shards.slices(num_rows), shards.slices(by_heads.shape[2])
-    y = shards.exchange(
-        Contribution(
-            copies_of(lambda to: by_heads[:, :, columns[to]]),
-            [(num_rows, heads, length_of(of_rank)) for of_rank in columns],
-            lambda of, to: (rows[of],),
-            x,
-        ),
-        SWITCHES,
-    )
-    return y.flatten(1)
+    shapes = [(num_rows, heads, length_of(of_rank)) for of_rank in columns]
+    write = copies_of(lambda to: by_heads[:, :, columns[to]])
+    own = Contribution(write, shapes, lambda of, to: (rows[of],), x)
+    return shards.exchange(own, SWITCHES).flatten(1)
 
 
 def send_rows(x: Tensor, shards: Shards, num_channels: int, heads: int = 1) -> Tensor:
     """Send every rank its rows of this rank's columns; see `to_rows`."""
     by_heads, num = x.reshape(len(x), heads, x.shape[1] // heads), num_channels // heads
     rows, columns = shards.slices(len(x)), shards.slices(num)
-    y = shards.exchange(
-        Contribution(
-            copies_of(lambda to: by_heads[rows[to]]),
-            [(length_of(of_rank), heads, num) for of_rank in rows],
-            lambda of, to: (_EVERY, _EVERY, columns[of]),
-            x,
-        ),
-        SWITCHES,
-    )
-    return y.flatten(1)
+    shapes = [(length_of(of_rank), heads, num) for of_rank in rows]
+    write = copies_of(lambda to: by_heads[rows[to]])
+    own = Contribution(write, shapes, lambda of, to: (slice(None), slice(None), columns[of]), x)
+    return shards.exchange(own, SWITCHES).flatten(1)
 
 
 def length_of(entries: slice) -> int:

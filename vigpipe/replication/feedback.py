@@ -16,14 +16,7 @@ from torch import Tensor
 
 from vigpipe.config.compress import Compression, parse_compress
 from vigpipe.config.options import TrainConfig
-from vigpipe.replication.compression import (
-    Bfloat16,
-    Method,
-    Named,
-    Shapes,
-    TopK,
-    bytes_of_sum,
-)
+from vigpipe.replication.compression import Bfloat16, Method, Named, Shapes, TopK, bytes_of_sum
 from vigpipe.replication.decisions import ALL
 from vigpipe.replication.exchange import Exchange, Means
 from vigpipe.replication.powersgd import PowerSgd

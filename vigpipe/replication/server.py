@@ -33,14 +33,7 @@ from vigpipe.parallel.agreement import Status, agree, holds_everywhere
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.replication.decisions import Action, Decision
 from vigpipe.replication.own_steps import OwnSteps
-from vigpipe.replication.serving import (
-    NOT_FINITE,
-    ServerMember,
-    WorkerMember,
-    ask,
-    damping,
-    serve,
-)
+from vigpipe.replication.serving import NOT_FINITE, ServerMember, WorkerMember, ask, damping, serve
 from vigpipe.replication.store import StoreLostError
 from vigpipe.replication.strategy import Computed, Item, Loop, Outcome, Pushed
 from vigpipe.replication.table import SharedTable
