@@ -135,10 +135,9 @@ def aggregate_backward(
     if grad.numel():
         chosen = winners if winners.numel() else None
         inputs = (_as(grad, kept), others, graph.contiguous(), chosen, wide)
-        results = (d_x, d_y, d_weights)
         shape_and_mode = _shape_and_mode(x, candidates, graph, mode, interleave)
         function = f"aggregate_backward_{name}_{_rank_type(graph)}"
-        call(function, *inputs, *results, *shape_and_mode)
+        call(function, *inputs, d_x, d_y, d_weights, *shape_and_mode)
     d_y_narrow = d_y.to(candidates.dtype)
     narrow = None if d_weights is None or weights is None else d_weights.to(weights.dtype)
     if y is None:
@@ -183,9 +182,8 @@ def norm(
     variance = torch.empty_like(mean)
     layer = _as(x, inner), _wide(weight, x), _wide(bias, x), eps
     added = _as(residual, outer), _wide(sample_scale, x)
-    results = y, mean, variance
     shape, threads = sizes(rows, num_channels, num_images), num_threads(x.numel())
-    call(f"norm_{name}", *layer, *added, *results, *shape, int(gelu), threads)
+    call(f"norm_{name}", *layer, *added, y, mean, variance, *shape, int(gelu), threads)
     return y.to(dtype), mean, variance
 
 

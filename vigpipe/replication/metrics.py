@@ -53,14 +53,8 @@ def summarize_replicas(
 
 
 SERVER = (
-    "updates",
-    "mean staleness",
-    "updates by staleness",
-    "worked",
-    "waited",
-    "exchanged",
-    "sent",
-    "peak memory",
+    *("updates", "mean staleness", "updates by staleness"),
+    *("worked", "waited", "exchanged", "sent", "peak memory"),
 )
 EVENNESS = ("", "CV", "imbalance", "efficiency")
 

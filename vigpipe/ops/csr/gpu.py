@@ -391,12 +391,7 @@ def pair_scores(
 
 
 def pair_scores_backward(
-    adjacency: Adjacency,
-    grad: Tensor,
-    left: Tensor,
-    right: Tensor,
-    weights: Tensor,
-    slope: float,
+    adjacency: Adjacency, grad: Tensor, left: Tensor, right: Tensor, weights: Tensor, slope: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of `pair_scores`; see `native.pair_scores_backward`."""
     d_left, d_right, d_rows = (torch.empty_like(t) for t in (left, right, right))

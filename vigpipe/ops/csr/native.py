@@ -115,12 +115,7 @@ def pair_scores(
 
 
 def pair_scores_backward(
-    adjacency: Adjacency,
-    grad: Tensor,
-    left: Tensor,
-    right: Tensor,
-    weights: Tensor,
-    slope: float,
+    adjacency: Adjacency, grad: Tensor, left: Tensor, right: Tensor, weights: Tensor, slope: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of `pair_scores` for left, right and weights."""
     turned, edges = adjacency.transposed, adjacency.turned_edges

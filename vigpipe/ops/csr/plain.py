@@ -113,12 +113,7 @@ def pair_scores(
 
 
 def pair_scores_backward(
-    adjacency: Adjacency,
-    grad: Tensor,
-    left: Tensor,
-    right: Tensor,
-    weights: Tensor,
-    slope: float,
+    adjacency: Adjacency, grad: Tensor, left: Tensor, right: Tensor, weights: Tensor, slope: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of `pair_scores`; see `native.pair_scores_backward`."""
     z = _at_edges(adjacency, left, right).view(adjacency.num_edges, *weights.shape)
