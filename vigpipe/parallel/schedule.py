@@ -72,8 +72,9 @@ class Pipeline:
         self.watcher = watcher
         stopwatch = stopwatch or nullcontext()
         self._graph: StepGraph | None = None
-        self._layout, self._stage_indices = layout, stage_indices
-        self.device, self._group = device, pipeline_group
+        self.num_microbatches, self._stage_indices = layout.num_microbatches, stage_indices
+        self.device, self._group, self._size = device, pipeline_group, layout.pipeline_size
+        self.has_peers = layout.pipeline_size > 1
         self.has_first = stage_modules[0].model.has_stem
         self.has_last = stage_modules[-1].model.has_readout
         if layout.pipeline_size == 1:
@@ -185,14 +186,6 @@ class Pipeline:
                 self.pass_rows(x, to_next=True)
         return x if self.has_last else None
 
-    @property
-    def num_microbatches(self) -> int:
-        return self._layout.num_microbatches
-
-    @property
-    def has_peers(self) -> bool:
-        return self._layout.pipeline_size > 1
-
     def rows_from_before(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         x = torch.empty(shape, dtype=dtype, device=self.device)
         self.pass_rows(x, to_next=False)
@@ -201,8 +194,7 @@ class Pipeline:
     def pass_rows(self, x: Tensor, *, to_next: bool) -> None:
         """Send all rows to the rank of the next stage, or receive them from the one before."""
         assert self._group is not None
-        size = self._layout.pipeline_size
-        other = (dist.get_rank(self._group) + (1 if to_next else -1)) % size
+        other = (dist.get_rank(self._group) + (1 if to_next else -1)) % self._size
         for rows in x.split(ROWS_AT_ONCE):
             if to_next:
                 work = dist.isend(rows, group=self._group, group_dst=other)

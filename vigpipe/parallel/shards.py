@@ -38,6 +38,7 @@ class Shards:
         self.sent: Counter[str] = Counter()
         self._pool = Pool()
         self._windows = self._open_windows()
+        self.can_write = bool(self._windows)  # into each other's memory, rather than send
 
     def counts(self, num: int) -> list[int]:
         """Divide a number of rows or channels: the first ranks have one more than the last."""
@@ -68,10 +69,6 @@ class Shards:
         if self.can_write and num_bytes >= LEAST_WRITTEN_BYTES:
             return self._write(contribution, what)
         return self.begin(contribution, what)()
-
-    @property
-    def can_write(self) -> bool:  # into each other's memory, rather than send
-        return bool(self._windows)
 
     def begin(
         self, contribution: Contribution, what: str, out: Tensor | None = None

@@ -62,6 +62,7 @@ class WideRows:
 
     def __init__(self, wide: Wide, across_teams: Counterparts) -> None:
         self.wide, self._slicing, self.across_teams = wide, wide.slicing, across_teams
+        self._ranks = range(across_teams.size)
         names = [*wide.narrow, *wide.moments]
         divided = [name for name in names if wide.slicing.owned(name) is not None]
         specs = {name: (self._narrow(name).dtype, self._stored_shape(name)) for name in divided}
@@ -100,10 +101,6 @@ class WideRows:
                 entries = [index.get(dim) for dim in range(piece.dim())]
                 mapped.put_entries(self.stored[name], piece.cpu(), entries)
         self._average_whole()
-
-    @property
-    def _ranks(self) -> range:
-        return range(self.across_teams.size)
 
     def _narrow(self, name: str) -> Tensor:
         wide = self.wide
