@@ -115,14 +115,14 @@ def put(place: str, step: int, what: str) -> None:
     if place == "average":  # with one other replica, or with a server
         from vigpipe.replication.exchange import Exchange
 
-        wait_for = Exchange._wait_for
+        transfer = Exchange._transfer
 
-        def waited(*messages):
+        def transferred(self, *arguments):
             if now[0] >= step:
                 happen(what)
-            wait_for(*messages)
+            transfer(self, *arguments)
 
-        Exchange._wait_for = staticmethod(waited)
+        Exchange._transfer = transferred
     if place == "stop":  # when it has been asked to, and before it has saved
 
         def saved(*args, **options):

@@ -98,33 +98,29 @@ class Exchange:
     def send(self, tensors: Sequence[Tensor], to: int) -> None:
         """Send tensors to the rank with index `to` among all, which must receive them."""
         flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
-        self._wait_for(self._message(dist.isend, flat, to))
+        self._transfer(to, (dist.isend, flat))
         self.bytes_sent += flat.nbytes
 
     def receive(self, like: Sequence[Tensor], source: int) -> list[Tensor]:
         """Return the tensors, with shapes and dtype as in `like`, that one rank sends."""
         sizes = [tensor.numel() for tensor in like]
         flat = like[0].new_empty(sum(sizes))
-        self._wait_for(self._message(dist.irecv, flat, source))
+        self._transfer(source, (dist.irecv, flat))
         return [p.view_as(t) for p, t in zip(flat.split(sizes), like, strict=True)]
 
     def _swap(self, values: Tensor, partner: int) -> list[Tensor]:
         """Exchange values with a partner; return those of both, in the order of the replicas."""
         other = torch.empty_like(values)
-        self._wait_for(
-            self._message(dist.isend, values.contiguous(), partner),
-            self._message(dist.irecv, other, partner),
-        )
+        self._transfer(partner, (dist.isend, values.contiguous()), (dist.irecv, other))
         is_first = self._links[partner].rank() == 0
         return [values, other] if is_first else [other, values]
 
-    def _message(self, what: Callable[..., Any], tensor: Tensor, other: int) -> dist.P2POp:
+    def _transfer(self, other: int, *messages: tuple[Callable[..., Any], Tensor]) -> None:
+        """Send tensors to one other rank, or receive them, and wait for all of them."""
         link = self._links[other]
-        return dist.P2POp(what, tensor, group=link, group_peer=1 - link.rank())
-
-    @staticmethod
-    def _wait_for(*messages: dist.P2POp) -> None:
-        for message in dist.batch_isend_irecv(list(messages)):
+        peer = 1 - link.rank()
+        operations = [dist.P2POp(what, t, group=link, group_peer=peer) for what, t in messages]
+        for message in dist.batch_isend_irecv(operations):
             message.wait()
 
 
