@@ -117,10 +117,10 @@ def put(place: str, step: int, what: str) -> None:
 
         transfer = Exchange._transfer
 
-        def transferred(self, *arguments):
+        def transferred(self, other, *messages):
             if now[0] >= step:
                 happen(what)
-            transfer(self, *arguments)
+            transfer(self, other, *messages)
 
         Exchange._transfer = transferred
     if place == "stop":  # when it has been asked to, and before it has saved
