@@ -80,7 +80,7 @@ def peaks(
 
 
 def _measure_peaks(
-    sender: Any,  # noqa: ANN401
+    sender: Any,
     make: Callable[..., Callable[[], object]],
     arguments: Sequence[object],
     device_name: str,

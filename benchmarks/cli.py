@@ -231,7 +231,7 @@ def make_app(arguments: list[str]) -> App:
 def _command(benchmark: Benchmark, arguments: list[str]) -> Callable[..., int | None]:
     """Return the function of a benchmark's command, with the signature that the parser reads."""
 
-    def command(*, config: Any) -> int | None:  # noqa: ANN401
+    def command(*, config: Any) -> int | None:
         if benchmark.kind == "rank":
             return _run_on_ranks(benchmark, config, arguments)
         work = resolve_name(benchmark.work)

@@ -163,7 +163,7 @@ class TimmLoader:
         self._loader._iterator = None
 
 
-def _places(reading: Reading, dataset: Any) -> np.ndarray:  # noqa: ANN401
+def _places(reading: Reading, dataset: Any) -> np.ndarray:
     """Find the images of vigpipe's data set in timm's: (n,) int64."""
     source = reading.open()
     assert source.stored is not None

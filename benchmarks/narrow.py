@@ -51,7 +51,7 @@ def time_narrow(options: WidthsBench, numbers: Sequence[int]) -> list[Narrow]:
     for m in numbers:
         forward_backward, update = _step(job, m, device)
 
-        def whole(work: Callable[[], object] = forward_backward, then: Any = update) -> None:  # noqa: ANN401
+        def whole(work: Callable[[], object] = forward_backward, then: Any = update) -> None:
             work()
             then()
 

@@ -29,12 +29,8 @@ class _Recorded(TorchDispatchMode):
         self.calls: list[tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]] = []
 
     def __torch_dispatch__(
-        self,
-        func: Any,  # noqa: ANN401
-        types: Any,  # noqa: ANN401
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         if func.overloadpacket.__name__ in _NAMES:
             like = tree_map_only(Tensor, _like, (args, kwargs or {}))
             self.calls.append((func, *like))

@@ -145,13 +145,13 @@ class SleepingModel(nn.Module):
 
 class _Sleep(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, root: Tensor, model: SleepingModel) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, x: Tensor, root: Tensor, model: SleepingModel) -> Tensor:
         start = time.perf_counter()
         ctx.model, ctx.shape = model, x.shape
         return model.zeros_after(start, model.forward_seconds(len(x)), model.output_shape(len(x)))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None]:  # noqa: ANN401
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None]:
         start = time.perf_counter()
         seconds = ctx.model.backward_seconds(ctx.shape[0])
         gradient = ctx.model.zeros_after(start, seconds, ctx.shape)

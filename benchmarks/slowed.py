@@ -28,7 +28,7 @@ def rank(arguments: Sequence[str]) -> int:
     sleep = float(seconds) * (float(times) if is_slow else 1.0)
     train_step = training.train_step
 
-    def after_sleep(*given: Any) -> Any:  # noqa: ANN401
+    def after_sleep(*given: Any) -> Any:
         time.sleep(sleep)
         return train_step(*given)
 

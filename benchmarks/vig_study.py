@@ -22,7 +22,7 @@ SIDE = 32  # height and width of the images
 GB = 1e9
 
 
-def _torch_geometric() -> Any:  # noqa: ANN401
+def _torch_geometric() -> Any:
     with warnings.catch_warnings():  # warnings about its own code while it is imported
         warnings.simplefilter("ignore")
         import torch_geometric.nn

@@ -82,7 +82,7 @@ def launches(capability: int) -> dict[Launch, str]:
     found: dict[Launch, str] = {}
 
     def note(
-        kernel: Any,  # noqa: ANN401
+        kernel: Any,
         grid: object,
         tensors: tuple[Any, ...],
         sizes: tuple[int, ...],

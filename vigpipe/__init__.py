@@ -49,7 +49,7 @@ _NAMES = {
 }
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401
+def __getattr__(name: str) -> Any:
     for module, names in _NAMES.items():
         if name in names:
             value = globals()[name] = resolve_name(f"{module}:{name}")

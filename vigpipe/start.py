@@ -47,7 +47,7 @@ def run_on_ranks(
     # The ranks learn the name of a default folder only when they have met.
     failures = [config.out] if config.out is not None and launch.world_size > 1 else []
 
-    def work_as_rank(*rank_arguments: Any) -> int | None:  # noqa: ANN401
+    def work_as_rank(*rank_arguments: Any) -> int | None:
         return resolve_name(work)(*rank_arguments, **options or {})
 
     def run() -> int:

@@ -132,7 +132,7 @@ def _on_rank_0(step: RecordedStep, first: ClockReading, last: ClockReading) -> R
     )
 
 
-def _gathered(own: Any, rank_state: RankState) -> list[Any] | None:  # noqa: ANN401
+def _gathered(own: Any, rank_state: RankState) -> list[Any] | None:
     layout = rank_state.run.layout
     if layout.world_size == 1:
         return [own]

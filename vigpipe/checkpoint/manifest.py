@@ -197,7 +197,7 @@ def read_tensors(
                     yield name, file.get_tensor(name)
 
 
-def _opened(path: Path) -> Any:  # noqa: ANN401 - safe_open has no types
+def _opened(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except OSError as error:

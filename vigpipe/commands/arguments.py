@@ -70,13 +70,13 @@ def wrong_use(error: CycloptsError) -> str:
     return str(error)
 
 
-def _choices(hint: Any) -> list[str]:  # noqa: ANN401 - a type, which has no better type
+def _choices(hint: Any) -> list[str]:
     if get_origin(hint) is Literal:
         return [str(choice) for choice in get_args(hint)]
     return [choice for part in get_args(hint) for choice in _choices(part)]
 
 
-def _expected(hint: Any) -> str:  # noqa: ANN401
+def _expected(hint: Any) -> str:
     parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     named = [_TYPES[part] for part in parts if part in _TYPES]
     choices = _choices(hint)

@@ -170,7 +170,7 @@ def _meaning(option: Option) -> str:
     return f"{option.meaning} [{facts}]" if facts else option.meaning
 
 
-def _values(hint: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:  # noqa: ANN401
+def _values(hint: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the kinds of value that an option takes, and its fixed choices."""
     if get_origin(hint) in (Union, UnionType):
         found = [_values(each) for each in get_args(hint)]

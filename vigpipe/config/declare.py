@@ -37,14 +37,14 @@ class Facts:
     # What it is where it counts and is left open; or that by the value of the last `when`'s option.
     filled: Any = None
 
-    def filled_for(self, options: object) -> Any:  # noqa: ANN401
+    def filled_for(self, options: object) -> Any:
         """Return what it is under these options, where the user leaves it open."""
         if isinstance(self.filled, Mapping):
             return self.filled[getattr(options, self.when[-1].option)]
         return self.filled
 
 
-def option(group: str, default: Any, **facts: Any) -> Any:  # noqa: ANN401
+def option(group: str, default: Any, **facts: Any) -> Any:
     """Declare a field of options: its default, and the `Facts` about it."""
     return field(default=default, metadata={"facts": Facts(group, **facts)})
 

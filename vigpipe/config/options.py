@@ -29,7 +29,7 @@ _model, _data, _training, _layout, _replicas, _checkpoints, _timing = (
 )
 
 
-def _sampled(*samplers: choices.Sampler, **facts: Any) -> Any:  # noqa: ANN401
+def _sampled(*samplers: choices.Sampler, **facts: Any) -> Any:
     """Declare an option that counts with some samplers, and is left open by default."""
     return _data(None, job="graph", when=(When("sampler", samplers),), **facts)
 

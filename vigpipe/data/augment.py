@@ -148,7 +148,7 @@ class _Canvas:
         self.erasures.append(Erasure(self._index, rows.start, columns.start, noise.numpy()))
 
 
-def keep_one_bit(step: Any) -> None:  # noqa: ANN401
+def keep_one_bit(step: Any) -> None:
     """Make timm's strongest posterize keep one bit per channel, by changing the step in place.
 
     At the highest magnitude timm keeps none. Pillow up to 12 then gives a black image, Pillow 13
@@ -162,7 +162,7 @@ def keep_one_bit(step: Any) -> None:  # noqa: ANN401
             op.aug_fn = _posterize
 
 
-def _posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:  # noqa: ANN401
+def _posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
     return image if bits >= 8 else ImageOps.posterize(image, max(bits, 1))
 
 

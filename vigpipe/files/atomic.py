@@ -41,7 +41,7 @@ def write_atomically(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
-def save_figure(figure: "Figure", path: Path, made_by: str, **options: Any) -> None:  # noqa: ANN401
+def save_figure(figure: "Figure", path: Path, made_by: str, **options: Any) -> None:
     """Save a picture as .png, .pdf or .svg, replacing the file atomically."""
     suffix = path.suffix.lower()
     # It names the command that made it, so that this command may replace it (`files.outputs`).

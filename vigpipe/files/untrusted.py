@@ -49,7 +49,7 @@ def read_text(path: Path, most: int = MOST_BYTES) -> str:
         raise InputError(f"{path}: is not UTF-8 text ({error})") from error
 
 
-def read_json(path: Path, most: int = MOST_BYTES) -> Any:  # noqa: ANN401
+def read_json(path: Path, most: int = MOST_BYTES) -> Any:
     """Parse a regular file of at most `most` bytes as JSON, without NaN or duplicate keys."""
     text = read_text(path, most)
     try:

@@ -151,14 +151,14 @@ class GraphFeed:
         return self._sharding.at_step(shard, step, self._device)
 
     @cached_property
-    def _all_features(self) -> Any:  # noqa: ANN401
+    def _all_features(self) -> Any:
         """The features of all nodes, or of this rank's, which stay on the device."""
         features = self._graph.features
         if self._sharding.has_all:
             return self._sent(in_memory(features))
         return self._sent(features[self._sharding.own(np.arange(self._graph.num_nodes))])
 
-    def _sent(self, rows: Rows) -> Any:  # noqa: ANN401
+    def _sent(self, rows: Rows) -> Any:
         return for_model(rows, self._is_sparse).to(self._device, self._dtype)
 
     def _structure(self, shard: Shard) -> tuple[Any, ...]:
@@ -180,7 +180,7 @@ class GraphFeed:
                 rows[: len(shard.nodes)] = self._features_of(shard)
         return inputs.flatten(0, 1)
 
-    def _features_of(self, shard: Shard) -> Any:  # noqa: ANN401
+    def _features_of(self, shard: Shard) -> Any:
         features, nodes = self._graph.features, shard.nodes
         if self._sampler.takes_all:
             return self._all_features

@@ -31,7 +31,7 @@ class StoredRows:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, rows: slice | np.ndarray) -> Any:  # noqa: ANN401
+    def __getitem__(self, rows: slice | np.ndarray) -> Any:
         """Return the rows of a slice without a step, or of (m,) int64 numbers in any order."""
         if not isinstance(rows, slice):
             return self._at(rows)
@@ -47,7 +47,7 @@ class StoredRows:
             start, file = stop, file + 1
         return self._joined(pieces)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:  # noqa: ANN401
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self[:], dtype, copy=copy)
 
     def _at(self, rows: np.ndarray) -> Rows:
@@ -64,7 +64,7 @@ class StoredRows:
         joined = self._joined(pieces or [self._read(0)[:0]])
         return joined[np.argsort(order)] if len(used) > 1 else joined
 
-    def _joined(self, pieces: Sequence[Any]) -> Any:  # noqa: ANN401
+    def _joined(self, pieces: Sequence[Any]) -> Any:
         if self.num_stored is not None:
             return pieces[0] if len(pieces) == 1 else csr_array(vstack(pieces, format="csr"))
         joined = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)

@@ -127,10 +127,10 @@ class Prepacked(nn.Module):
             raise _refused("trained")
         return self
 
-    def _apply(self, *arguments: Any, **options: Any) -> NoReturn:  # noqa: ANN401
+    def _apply(self, *arguments: Any, **options: Any) -> NoReturn:
         raise _refused("moved or converted")
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> NoReturn:  # noqa: ANN401
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> NoReturn:
         raise _refused("saved")
 
 

@@ -25,7 +25,7 @@ def _stop(signum: int, frame: FrameType | None) -> NoReturn:
 
 
 @contextlib.contextmanager
-def child_process(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:  # noqa: ANN401
+def child_process(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
     """Start a command; when this context ends, however it ends, none of its processes is left.
 
     The command gets its own process group: Ctrl-C reaches it only through this process, and the

@@ -211,7 +211,7 @@ def _report(error: Exception, launch: Launch, folders: Sequence[Path], began: fl
     return code
 
 
-def _record(launch: Launch, folders: Sequence[Path], **facts: Any) -> None:  # noqa: ANN401
+def _record(launch: Launch, folders: Sequence[Path], **facts: Any) -> None:
     record = {"rank": launch.rank, "host": socket.gethostname(), "job": launch.run_id, **facts}
     for folder in folders:
         with contextlib.suppress(OSError):  # a full disk must not hide the failure itself

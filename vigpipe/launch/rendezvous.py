@@ -54,7 +54,7 @@ def meet(launch: Launch, timeout_seconds: float, meeting_seconds: float | None =
 
 def decide_together(
     store: "Store", launch: Launch, facts: dict[str, Any], decide: Callable[[list[Any]], Any]
-) -> Any:  # noqa: ANN401 - what JSON can say, as the facts are
+) -> Any:
     """Return what rank 0 decides from the facts of all ranks, in order; every rank calls this."""
     store.set(f"fact/{launch.rank}", json.dumps(facts))
     if launch.rank == 0:
@@ -83,7 +83,7 @@ def init_process_group(
     )
 
 
-def _make_store(launch: Launch, timeout: timedelta) -> Any:  # noqa: ANN401 - torch is imported late
+def _make_store(launch: Launch, timeout: timedelta) -> Any:
     import torch.distributed as dist
 
     if launch.init_method is None:
@@ -112,7 +112,7 @@ def _check_address(host: str, port: int) -> None:
         ) from None
 
 
-def _joined(store: Any, launch: Launch) -> Any:  # noqa: ANN401
+def _joined(store: Any, launch: Launch) -> Any:
     """Return the section of the store that only this run can use, once all its ranks are there."""
     import torch.distributed as dist
 

@@ -16,7 +16,7 @@ _GRAPHS_PER_BLOCK = 8  # torch's own limit for a function: training, evaluation,
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # torch itself sets it to its default folder
 
 
-def compile_blocks(model: StagedModel, **options: Any) -> None:  # noqa: ANN401
+def compile_blocks(model: StagedModel, **options: Any) -> None:
     """Compile every block of a model or stage in place, so that names and shapes stay.
 
     Blocks with the same k, dilation, sizes and drop-path share their graphs. All blocks share the
@@ -56,12 +56,8 @@ def _keep_for_later_runs() -> None:
 
 
 def _call(
-    compiled: Callable[..., Any],
-    limit: type[Exception],
-    name: str,
-    num_graphs: int,
-    *inputs: Any,  # noqa: ANN401
-) -> Any:  # noqa: ANN401
+    compiled: Callable[..., Any], limit: type[Exception], name: str, num_graphs: int, *inputs: Any
+) -> Any:
     try:
         return compiled(*inputs)
     except limit as error:

@@ -30,7 +30,7 @@ class _ImportAfter(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, awaited: str, module: str) -> None:
         self.awaited, self.module = awaited, module
 
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:  # noqa: ANN401
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if fullname != self.awaited:
             return None
         sys.meta_path.remove(self)

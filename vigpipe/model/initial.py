@@ -121,7 +121,7 @@ class _Watch(TorchDispatchMode):
         storage, draw = self._found.get(tensor.untyped_storage()._cdata, (None, None))
         return draw if storage is not None and storage.nbytes() == tensor.nbytes else None
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         draw = _draw_of(func.overloadpacket, args, kwargs or {})
         if draw is not None:

@@ -42,7 +42,7 @@ def build_or_replay(build: Callable[[], Tensor]) -> Tensor:
     return graph
 
 
-def run_with_recompute(block: Callable[..., Any], *inputs: Any) -> Any:  # noqa: ANN401
+def run_with_recompute(block: Callable[..., Any], *inputs: Any) -> Any:
     """Call `block(*inputs)`, keeping only inputs, outputs and graphs; the backward repeats it."""
     record: list[Tensor] = []
 

@@ -23,7 +23,7 @@ Listener = Callable[[str, Callable[..., Any], tuple[Any, ...]], Any]
 _listener: Listener | None = None
 
 
-def region(name: str, function: Callable[..., Any], *inputs: Any) -> Any:  # noqa: ANN401
+def region(name: str, function: Callable[..., Any], *inputs: Any) -> Any:
     """Call `function(*inputs)` as a named region that a listener may time.
 
     The name is relative to the region around it. A listener may replace an input that carries a

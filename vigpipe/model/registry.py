@@ -49,7 +49,7 @@ def _entry_point(name: str) -> Callable[..., Any]:
     # Four feature levels: the stages of a pyramid, or the end of every quarter of the blocks.
     levels = tuple(num_levels * (i + 1) // 4 - 1 for i in range(4))
 
-    def create(pretrained: bool = False, **kwargs: Any) -> Any:  # noqa: ANN401
+    def create(pretrained: bool = False, **kwargs: Any) -> Any:
         return build_model_with_cfg(
             partial(VisionGnn, shape),
             name,

@@ -106,7 +106,7 @@ class StagedModel(nn.Module):
         """The blocks that are present, by their index in the unsplit model, as text."""
         return getattr(self, self.blocks_name)
 
-    def run(self, name: str, block: nn.Module, *inputs: Any) -> Any:  # noqa: ANN401
+    def run(self, name: str, block: nn.Module, *inputs: Any) -> Any:
         """Call one block as a region; with recomputation on, discard its activations."""
         call = partial(region, f"block {name}", block)
         if self.recompute and self.training:

@@ -13,7 +13,7 @@ from vigpipe.model.vig import VisionGnn
 from vigpipe.model.weights import load_weights
 
 
-def _pyramid(blocks: tuple[int, ...], channels: tuple[int, ...], **changes: Any) -> VigShape:  # noqa: ANN401
+def _pyramid(blocks: tuple[int, ...], channels: tuple[int, ...], **changes: Any) -> VigShape:
     published: dict[str, Any] = {
         "k": (9, 9),
         "max_dilation": 5,

@@ -288,7 +288,7 @@ class VisionGnn(StagedModel):
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, x: Tensor, keys: Tensor | Draws | None = None, return_graph: bool = False
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """Run stem, blocks and readout, as far as they are present; see StagedModel.
 
         Args:
@@ -339,7 +339,7 @@ class VisionGnn(StagedModel):
         stop_early: bool = False,
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """Return feature maps after some blocks or pyramid stages: the levels of `feature_info`.
 
         Args:

@@ -76,7 +76,7 @@ def read_weights(path: Path, *, ema: bool = False) -> dict[str, Tensor]:
     return _checked(path, state)
 
 
-def _read_file(path: Path) -> Any:  # noqa: ANN401
+def _read_file(path: Path) -> Any:
     try:
         mode, size = path.stat().st_mode, path.stat().st_size
         head = b""
@@ -111,7 +111,7 @@ def _read_file(path: Path) -> Any:  # noqa: ANN401
         raise InputError(_why_not(path, kind, error)) from error
 
 
-def _read_zip(path: Path) -> Any:  # noqa: ANN401
+def _read_zip(path: Path) -> Any:
     with zipfile.ZipFile(path) as archive:
         if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
             # torch would map the compressed bytes as numbers, and unpack a pickle of any size.
@@ -119,7 +119,7 @@ def _read_zip(path: Path) -> Any:  # noqa: ANN401
     return _read_torch(path, maps_file=True)
 
 
-def _read_torch(path: Path, maps_file: bool | None = None) -> Any:  # noqa: ANN401
+def _read_torch(path: Path, maps_file: bool | None = None) -> Any:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         if content.find(b"bytearray\n") >= 0:  # its name in a pickle: it allocates any size
             raise ValueError("it holds a bytearray, which no state dict does")

@@ -125,7 +125,7 @@ def becomes_true(condition: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-def broadcast_value(value: Any, world_size: int) -> Any:  # noqa: ANN401
+def broadcast_value(value: Any, world_size: int) -> Any:
     """Return rank 0's value on every rank; every rank calls this."""
     if world_size == 1:
         return value
@@ -135,7 +135,7 @@ def broadcast_value(value: Any, world_size: int) -> Any:  # noqa: ANN401
 
 
 def all_gather_values(
-    value: Any,  # noqa: ANN401
+    value: Any,
     world_size: int,
     group: dist.ProcessGroup | None = None,  # None for all ranks of the run
 ) -> list[Any]:

@@ -200,7 +200,7 @@ def make_groups(layout: Layout, timeout_seconds: float, *, linked: bool = False)
         size = math.prod(shape[axis] for axis in axes)
         return np.moveaxis(grid, axes, range(-len(axes), 0)).reshape(-1, size).tolist()
 
-    def make(*axes: int) -> Any:  # noqa: ANN401 - of a type of torch's
+    def make(*axes: int) -> Any:
         rows = rows_along(*axes)
         if len(rows[0]) == 1:
             return None

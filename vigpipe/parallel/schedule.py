@@ -134,7 +134,7 @@ class Pipeline:
         steps = self._send_batch, self._take_step
         self._graph = StepGraph(num_samples, *steps, self.send, record, stopwatch)
 
-    def _take_step(self, batch: ReplicaBatch, send: Send) -> Any:  # noqa: ANN401
+    def _take_step(self, batch: ReplicaBatch, send: Send) -> Any:
         inputs, options = self._send_batch(batch, send)
         self._schedule.step(*inputs, return_outputs=False, **options)
         return torch.stack(options["losses"]).detach().double() if self.has_last else None

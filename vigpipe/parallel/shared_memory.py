@@ -75,7 +75,7 @@ class Window:
         return _as_tensor(array, shape, dtype)
 
 
-def _as_tensor(array: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:  # noqa: ANN401
+def _as_tensor(array: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     count = torch.Size(shape).numel()
     if count == 0:
         return torch.empty(shape, dtype=dtype)

@@ -47,7 +47,7 @@ class Cuttable(Protocol):
         """
         ...
 
-    def __call__(self, x: Tensor, keys: Any, *structure: Any) -> Tensor:  # noqa: ANN401
+    def __call__(self, x: Tensor, keys: Any, *structure: Any) -> Tensor:
         """Run what has been kept on inputs or features, (b, ...), of b rows.
 
         The keys are the rows' draws; None in evaluation mode. A structure is what the model takes

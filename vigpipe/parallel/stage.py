@@ -43,7 +43,7 @@ class Watcher(Protocol):
         """Continue the activity that ended last."""
         ...
 
-    def region(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:  # noqa: ANN401
+    def region(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
         """Call a function as a named region of the model, and return its value."""
         ...
 
@@ -61,19 +61,19 @@ class Stage(PipelineStage):
         watcher: Watcher | None,
         stopwatch: AbstractContextManager[Any],
         num_ahead: int,
-        *args: Any,  # noqa: ANN401
-        **options: Any,  # noqa: ANN401
+        *args: Any,
+        **options: Any,
     ) -> None:
         super().__init__(*args, **options)
         self._watcher, self._stopwatch = watcher, stopwatch
         ask = super().get_fwd_recv_ops, super().get_bwd_recv_ops
         self._features, self._gradients = (_Received(one, num_ahead) for one in ask)
 
-    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:
         with self._watched("forward", fwd_chunk_id, None if self.is_first else "wait input"):
             return super().forward_one_chunk(fwd_chunk_id, *args, **options)
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **options: Any) -> Any:  # noqa: ANN401
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **options: Any) -> Any:
         if not self.has_backward:  # evaluations call this too
             return super().backward_one_chunk(bwd_chunk_id, *args, **options)
         with self._watched("backward", bwd_chunk_id, None if self.is_last else "wait gradient"):

@@ -58,12 +58,12 @@ def _exchanged(x: Tensor, there: _Exchange, back: _Exchange) -> Tensor:
 
 class _Exchanged(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, there: _Exchange, back: _Exchange) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, x: Tensor, there: _Exchange, back: _Exchange) -> Tensor:
         ctx.back = back
         return there(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return ctx.back(grad), None, None
 
 

@@ -146,7 +146,7 @@ def check_fields(kind: type[Any], table: Mapping[str, Any], where: str = "") -> 
         raise ValueError(f"{min(wrong)!r}{where} is amiss")
 
 
-def profile_of(table: Any) -> Profile:  # noqa: ANN401
+def profile_of(table: Any) -> Profile:
     """Return the profile that a table from JSON holds; raises as `parse` of `read_costs` does."""
     if not isinstance(table, dict):
         raise ValueError("'an object' is amiss")
@@ -174,7 +174,7 @@ def with_network(
     return replace(profile, **{name: n for name, n in given.items() if n is not None})
 
 
-def is_amount(value: Any) -> bool:  # noqa: ANN401
+def is_amount(value: Any) -> bool:
     """Tell whether a value from JSON can be a number of seconds, bytes, samples or the like."""
     return type(value) in (int, float) and 0 <= value <= _MOST  # NaN fails too
 

@@ -121,7 +121,7 @@ def check_options(
             )
 
 
-def _measured(table: Any) -> Measured:  # noqa: ANN401
+def _measured(table: Any) -> Measured:
     values = _values(Measured, table)
     links = _values(Links, values["links"])
     for name in ("exchanges", "sums"):
@@ -141,7 +141,7 @@ def _measured(table: Any) -> Measured:  # noqa: ANN401
     return Measured(**{**values, "ways": ways, "links": Links(**links)})
 
 
-def _way(table: Any, num_ranks: int) -> MeasuredWay:  # noqa: ANN401
+def _way(table: Any, num_ranks: int) -> MeasuredWay:
     values = _values(MeasuredWay, table)
     for name in ("name", "options", "why_not"):
         text = values[name]
@@ -170,7 +170,7 @@ def _way(table: Any, num_ranks: int) -> MeasuredWay:  # noqa: ANN401
     return MeasuredWay(**values)
 
 
-def _layers(table: Any, num_ranks: int) -> Layers:  # noqa: ANN401
+def _layers(table: Any, num_ranks: int) -> Layers:
     values = _values(Layers, table)
     profile = profile_of(values["profile"])
     stages = tuple(tuple(stage) for stage in values["stages"])
@@ -186,7 +186,7 @@ def _layers(table: Any, num_ranks: int) -> Layers:  # noqa: ANN401
     return Layers(**{**values, "profile": profile, "stages": stages, "others": others})
 
 
-def _values(kind: type[Any], table: Any) -> dict[str, Any]:  # noqa: ANN401
+def _values(kind: type[Any], table: Any) -> dict[str, Any]:
     """Return the fields of a dataclass from a table that has exactly these."""
     if not isinstance(table, dict):
         raise ValueError(f"a table was expected, not {type(table).__name__}")
@@ -194,7 +194,7 @@ def _values(kind: type[Any], table: Any) -> dict[str, Any]:  # noqa: ANN401
     return dict(table)
 
 
-def _curve(pairs: Any, name: str) -> Curve:  # noqa: ANN401
+def _curve(pairs: Any, name: str) -> Curve:
     curve = tuple((x, y) for x, y in pairs)
     for pair in curve:
         for value in pair:
@@ -204,12 +204,12 @@ def _curve(pairs: Any, name: str) -> Curve:  # noqa: ANN401
     return curve
 
 
-def _check_amount(value: Any, name: str) -> None:  # noqa: ANN401
+def _check_amount(value: Any, name: str) -> None:
     if not is_amount(value):
         raise ValueError(f"{name} holds {value!r}")
 
 
-def _count(value: Any, name: str) -> int:  # noqa: ANN401
+def _count(value: Any, name: str) -> int:
     if type(value) is not int or not 1 <= value <= 1 << 20:
         raise ValueError(f"{name} is {value!r}")
     return value

@@ -21,7 +21,7 @@ class LiveBytes(TorchDispatchMode):
         for tensor in tensors:
             self._count(tensor)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = [x.untyped_storage() for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
@@ -36,7 +36,7 @@ class LiveBytes(TorchDispatchMode):
         if key in self._known:
             return
 
-        def gone(_: Any) -> None:  # noqa: ANN401
+        def gone(_: Any) -> None:
             del self._known[key]
             self.now -= num_bytes
 

@@ -26,7 +26,7 @@ def activation_bytes(trial: Trial) -> dict[str, int]:
     seen = {p.untyped_storage().data_ptr() for p in rank_state.trained.parameters().values()}
     depth = 0
 
-    def listen(name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:  # noqa: ANN401
+    def listen(name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
         nonlocal depth
         if depth:
             return function(*inputs)

@@ -128,7 +128,7 @@ class Rehearsal(Steps):
         return tensor.device.type == "cpu" and tensor.untyped_storage().data_ptr() in begins
 
 
-def _tensors_in(value: Any, seen: set[int]) -> Iterator[Tensor]:  # noqa: ANN401
+def _tensors_in(value: Any, seen: set[int]) -> Iterator[Tensor]:
     """Yield the tensors that an object refers to, but not what other ranks are given."""
     if isinstance(value, Tensor):
         yield value

@@ -181,7 +181,7 @@ class _World(NamedTuple):
     size: int
     device: torch.device
 
-    def gathered(self, value: Any) -> list[Any]:  # noqa: ANN401
+    def gathered(self, value: Any) -> list[Any]:
         """Return what every rank has, in their order; all ranks call this."""
         if self.size == 1:
             return [value]

@@ -43,7 +43,7 @@ NOBODY = -1
 class GossipMember(Member):
     """A replica that is averaged with one other at a time."""
 
-    def __init__(self, *own: Any) -> None:  # noqa: ANN401 - those of `Member`
+    def __init__(self, *own: Any) -> None:
         super().__init__(*own)
         self._random = random.Random(f"{self.rules.seed} {self._index}")
         self._drew_at = self.see().taken[self._index]  # number of its steps when it drew last

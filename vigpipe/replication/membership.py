@@ -136,7 +136,7 @@ class Membership:
         writer = self._members[-1 if self._position.num_teams > self._num_replicas else 0]
         return writer == self._position.team and not self._position.replica_in_team
 
-    def all_gather(self, value: Any) -> dict[int, Any]:  # noqa: ANN401
+    def all_gather(self, value: Any) -> dict[int, Any]:
         """Return the values of all ranks by rank, in work that is done together; each calls this.
 
         Values have the types of JSON. Raise RuntimeError if a replica was lost.

@@ -47,7 +47,7 @@ class Inbox:
                 number += 1
             self._next[rank] = number
 
-    def note(self, **facts: Any) -> None:  # noqa: ANN401
+    def note(self, **facts: Any) -> None:
         """Delete the taken parcels, which are in the files; keep facts for the next writer."""
         self.noted = facts
         self._store.set(_NOTED, json.dumps({"next": self._next, "facts": facts}))

@@ -33,7 +33,7 @@ class WatchedStore:
     Every method raises StoreLostError once the store is gone, or does not answer in time.
     """
 
-    def __init__(self, store: Any, timeout_seconds: float) -> None:  # noqa: ANN401
+    def __init__(self, store: Any, timeout_seconds: float) -> None:
         self._store, self._timeout = store, timeout_seconds
         self._begun: dict[int, float] = {}  # when each thread's open call began
         self._ends = threading.Event()
@@ -59,7 +59,7 @@ class WatchedStore:
     def delete_key(self, key: str) -> bool:
         return self._call(self._store.delete_key, key)
 
-    def section(self, prefix: str) -> Any:  # noqa: ANN401 - torch does not export the class
+    def section(self, prefix: str) -> Any:
         """Return a section of the store itself, for a process group of torch."""
         return dist.PrefixStore(prefix, self._store)  # pyright: ignore[reportPrivateImportUsage]
 
@@ -92,7 +92,7 @@ class WatchedStore:
 Store = WatchedStore | dist.Store  # pyright: ignore[reportPrivateImportUsage]
 
 
-def _port_of(store: Any) -> int | None:  # noqa: ANN401
+def _port_of(store: Any) -> int | None:
     while isinstance(store, dist.PrefixStore):  # pyright: ignore[reportPrivateImportUsage]
         store = store.underlying_store
     return store.port if isinstance(store, dist.TCPStore) else None  # pyright: ignore[reportPrivateImportUsage]

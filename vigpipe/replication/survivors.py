@@ -25,12 +25,7 @@ class Survivors(Counterparts):
     """
 
     def __init__(
-        self,
-        store: Any,  # noqa: ANN401
-        rank: int,
-        size: int,
-        timeout_seconds: float,
-        peers: Peers,
+        self, store: Any, rank: int, size: int, timeout_seconds: float, peers: Peers
     ) -> None:
         self._peers = peers
         self.size, self.rank = size, rank

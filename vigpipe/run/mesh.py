@@ -77,7 +77,7 @@ def position_in(run: Run, mesh: Mesh, statistics: PooledStatistics) -> Position:
     )
 
 
-def _open_store(world_size: int) -> Any:  # noqa: ANN401 - torch does not export the class
+def _open_store(world_size: int) -> Any:
     """Return a new section of the store where the ranks have met; all ranks call this together."""
     if world_size == 1:
         return dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]

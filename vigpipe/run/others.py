@@ -78,7 +78,7 @@ class Others:
             return work(self._counterparts)
         return self._membership.together(work)
 
-    def all_gather(self, value: Any) -> list[Any]:  # noqa: ANN401
+    def all_gather(self, value: Any) -> list[Any]:
         if self._membership is None:
             return all_gather_values(value, *self._peers)
         return list(self._membership.all_gather(value).values())

@@ -90,7 +90,7 @@ class RunRecord:
         told = [row for _, row in kept if not _came_late(row)]
         self._tracker = None if track is None else open_tracker(track, folder, config, told)
 
-    def add(self, **row: Any) -> None:  # noqa: ANN401
+    def add(self, **row: Any) -> None:
         """Append one row to metrics.jsonl; the kernel has it when this returns."""
         self.write([row])
         self._step = row.get("step", self._step)

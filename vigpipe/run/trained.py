@@ -136,7 +136,7 @@ def _parameter_groups(run: Run, models: list[StagedModel]) -> list[dict[str, Any
     ]
 
 
-def _lr_schedule(run: Run, optimizer: torch.optim.Optimizer) -> Any:  # noqa: ANN401
+def _lr_schedule(run: Run, optimizer: torch.optim.Optimizer) -> Any:
     # timm counts epochs; an "epoch" of one update makes it count optimizer steps.
     config = run.config
     warmup = (config.warmup_epochs or 0) * run.steps_per_epoch

@@ -168,7 +168,7 @@ def _gigabytes(value: float) -> str:
     return f"{value / 1e9:,.2f}"
 
 
-def _chart(rows: Sequence[Row]) -> Any:  # noqa: ANN401 - plotly is imported late
+def _chart(rows: Sequence[Row]) -> Any:
     from plotly.graph_objects import Figure
 
     names = dict.fromkeys((row.values["operation"], row.values["ranks"]) for row in rows)

@@ -104,7 +104,7 @@ def as_json(result: Result) -> str:
     return json.dumps(_strict(whole), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _strict(value: Any) -> Any:  # noqa: ANN401
+def _strict(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):

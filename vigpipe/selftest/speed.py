@@ -240,7 +240,7 @@ def _spread(ratio: Mapping[str, float]) -> str:
     return f"{ratio['median']:.2f} ({ratio['least']:.2f} – {ratio['most']:.2f})"
 
 
-def _chart(rows: Sequence[Row]) -> Any:  # noqa: ANN401 - plotly is imported late
+def _chart(rows: Sequence[Row]) -> Any:
     from plotly.graph_objects import Figure
 
     figure = Figure()

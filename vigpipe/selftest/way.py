@@ -224,7 +224,7 @@ def make_step(
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     run = _compiled(model, way) if way.compiled else model
 
-    def autocast() -> Any:  # noqa: ANN401
+    def autocast() -> Any:
         is_narrow = way.precision == "bfloat16"
         return torch.autocast(device.type, torch.bfloat16) if is_narrow else nullcontext()
 
@@ -250,7 +250,7 @@ def make_step(
     return train_step if is_training else infer
 
 
-def _compiled(model: nn.Module, way: Way) -> Any:  # noqa: ANN401
+def _compiled(model: nn.Module, way: Way) -> Any:
     from torch._inductor import config  # takes 2 s
 
     config.freezing = way.frozen

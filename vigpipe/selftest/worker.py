@@ -54,7 +54,7 @@ class Worker:
     def has_ended(self) -> bool:
         return self._connection.closed
 
-    def ask(self, method: str, *arguments: object, seconds: float) -> Any:  # noqa: ANN401
+    def ask(self, method: str, *arguments: object, seconds: float) -> Any:
         """Call a method of the object and wait for its result; both travel pickled.
 
         An InputError of the method is raised here too; OutOfTime if there was no result in time,
@@ -69,7 +69,7 @@ class Worker:
         with contextlib.suppress(BrokenPipeError):  # receive tells why
             self._connection.send((method, arguments))
 
-    def receive(self, seconds: float) -> Any:  # noqa: ANN401
+    def receive(self, seconds: float) -> Any:
         """Wait for the result of a call; raises what `ask` raises."""
         if not self._connection.poll(seconds):
             self.end()
@@ -102,7 +102,7 @@ class Worker:
         self._folder.cleanup()
 
 
-def call(function: Callable[..., Any], *arguments: object, seconds: float) -> Any:  # noqa: ANN401
+def call(function: Callable[..., Any], *arguments: object, seconds: float) -> Any:
     """Call a function in a fresh process; raises what `Worker.ask` raises."""
     with Worker(partial, function, *arguments) as worker:
         return worker.ask("__call__", seconds=seconds)

@@ -237,7 +237,7 @@ class Recorder:
 
     # ---- regions -----------------------------------------------------------------------------
 
-    def region(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:  # noqa: ANN401
+    def region(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
         """Run a region of the model and record it; this is a Listener of vigpipe.model.regions."""
         if self._phase is None:
             return function(*inputs)
@@ -258,7 +258,7 @@ class Recorder:
             self._watch_backward(this, aliases, result)
         return result
 
-    def _watch_backward(self, forward: _Pass, aliases: tuple[Any, ...], result: Any) -> None:  # noqa: ANN401
+    def _watch_backward(self, forward: _Pass, aliases: tuple[Any, ...], result: Any) -> None:
         outputs = result if isinstance(result, tuple) else (result,)
         last = next((y for y in outputs if isinstance(y, Tensor) and y.requires_grad), None)
         if last is None:
@@ -286,14 +286,14 @@ class Recorder:
         if start is not None:
             self._events.append((forward, "backward", start, self.clock.stamp()))
 
-    def _close_backward(self, now: Any) -> None:  # noqa: ANN401
+    def _close_backward(self, now: Any) -> None:
         """End the regions whose inputs carry no gradient together with the stage's backward."""
         for forward, start in self._begun.items():
             self._events.append((forward, "backward", start, now))
         self._begun.clear()
 
 
-def _alias(x: Any) -> Any:  # noqa: ANN401
+def _alias(x: Any) -> Any:
     """Return `x` as a separate tensor, whose gradient is complete when the region's backward ends.
 
     `view_as` would give dimensions of size 1 other strides, forward and backward, and layers choose

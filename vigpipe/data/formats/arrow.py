@@ -89,7 +89,7 @@ def _files(folder: Path) -> list[Path]:
     return paths
 
 
-def _is_name(text: Any) -> bool:  # noqa: ANN401
+def _is_name(text: Any) -> bool:
     return isinstance(text, str) and text != "" and Path(text).name == text
 
 

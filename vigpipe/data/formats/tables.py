@@ -184,7 +184,7 @@ def _features(schema: "pa.Schema", where: Path) -> Mapping[str, Any]:
     return features
 
 
-def _kind(feature: Any) -> str:  # noqa: ANN401
+def _kind(feature: Any) -> str:
     kind = feature.get("_type") if isinstance(feature, dict) else None
     return kind if isinstance(kind, str) else ""
 
@@ -222,7 +222,7 @@ def _only(
     )
 
 
-def _class_names(feature: Any, where: Path) -> tuple[str, ...] | None:  # noqa: ANN401
+def _class_names(feature: Any, where: Path) -> tuple[str, ...] | None:
     names = feature.get("names") if isinstance(feature, dict) else None
     if names is None:
         return None

@@ -25,7 +25,7 @@ _KINDS = "biuf"
 _MOST_DIMENSIONS = 2
 
 
-def read_pickle(path: Path) -> Any:  # noqa: ANN401
+def read_pickle(path: Path) -> Any:
     """Read a pickle, of any protocol, of an array, a sparse matrix or a table.
 
     Returns a numpy array of numbers, a csr_array of float32 for scipy's csr_matrix, or numbers,
@@ -67,7 +67,7 @@ class _RefusedError(Exception):
 class _Kept:
     """Keeps what it is made with; `__setstate__` stops a file from setting other attributes."""
 
-    def __init__(self, *given: Any) -> None:  # noqa: ANN401
+    def __init__(self, *given: Any) -> None:
         self.given = given
 
     def __setstate__(self, state: object) -> None:

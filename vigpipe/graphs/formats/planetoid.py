@@ -86,7 +86,7 @@ def read(name: str, folder: Path) -> Graph:
     )
 
 
-def _rows(path: Path) -> Any:  # noqa: ANN401, scipy says that a csr_array may have no shape
+def _rows(path: Path) -> Any:  # scipy says that a csr_array may have no shape
     found = read_pickle(path)
     if not isinstance(found, csr_array):
         raise InputError(f"{path}: holds no sparse matrix (csr_matrix); fetch it again")

@@ -27,12 +27,12 @@ class SumsAlone(Function):
     """Sum what the edges bring, add (n, C) or (C,), and wait: (n, C) -> (n, C)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, added: Tensor | None, sums: PooledSums) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, x: Tensor, added: Tensor | None, sums: PooledSums) -> Tensor:
         ctx.sums, ctx.added_dim = sums, 0 if added is None else added.dim()
         return _sum(x, added, sums)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         needs_x, needs_added, _ = ctx.needs_input_grad
         d_x = _sum(grad.contiguous(), None, ctx.sums.transpose()) if needs_x else None
         return d_x, _of_added(grad, ctx.added_dim) if needs_added else None, None
@@ -47,7 +47,7 @@ class SumsThenProduct(Function):
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401
+        ctx: Any,
         x: Tensor,
         added: Tensor | None,
         weight: Tensor,
@@ -70,7 +70,7 @@ class SumsThenProduct(Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (z, weight, own, own_weight), sums = ctx.saved_tensors, ctx.sums.transpose()
         needs_x, needs_added, needs_weight, needs_bias, *needs_beside, _ = ctx.needs_input_grad
         d_z = d_x = summing = None
@@ -100,7 +100,7 @@ class ProductThenSums(Function):
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401
+        ctx: Any,
         x: Tensor,
         weight: Tensor,
         added: Tensor | None,
@@ -125,7 +125,7 @@ class ProductThenSums(Function):
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any,  # noqa: ANN401
+        ctx: Any,
         grad: Tensor | None,
         of_products: Tensor | None,
     ) -> tuple[Tensor | None, ...]:

@@ -190,11 +190,7 @@ def with_halo(
 class _WithHalo(Function):
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401
-        x: Tensor,
-        halo: Halo,
-        shards: Shards,
-        late: tuple[StaleHalos, int] | None,
+        ctx: Any, x: Tensor, halo: Halo, shards: Shards, late: tuple[StaleHalos, int] | None
     ) -> Tensor:
         ctx.halo, ctx.shards, ctx.late = halo, shards, late
         rank, counts = shards.rank, halo.counts
@@ -214,7 +210,7 @@ class _WithHalo(Function):
         return torch.cat((x, stale.last(("features", slot), begun)))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         halo, shards, rank, counts = ctx.halo, ctx.shards, ctx.shards.rank, ctx.halo.counts
         write = copies_of(lambda to: grad[:0] if to == rank else grad[halo.rows_from(to, rank)])
         shapes = [(int(of_part.sum()), grad.shape[1]) for of_part in counts]

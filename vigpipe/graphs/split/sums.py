@@ -86,11 +86,7 @@ class ProductColumns(Function):
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401
-        x: Tensor,
-        weight: Tensor,
-        num_nodes: int,
-        shards: Shards,
+        ctx: Any, x: Tensor, weight: Tensor, num_nodes: int, shards: Shards
     ) -> tuple[Tensor, Tensor]:
         rows, owned = shards.slices(num_nodes), shards.slices(len(weight))
 
@@ -108,7 +104,7 @@ class ProductColumns(Function):
         return x.new_zeros(()).expand(len(x), len(weight)), columns
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight = ctx.saved_tensors
         d_x = grad @ weight if ctx.needs_input_grad[0] else None
         d_weight = grad.T @ x if ctx.needs_input_grad[1] else None
@@ -126,7 +122,7 @@ class SwitchedSums(Function):
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401
+        ctx: Any,
         x: Tensor,
         columns: Tensor | None,
         added: Tensor | None,
@@ -141,7 +137,7 @@ class SwitchedSums(Function):
         return y if added is None or added.dim() == 1 else y.add_(added)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         d_x = d_added = None
         if ctx.needs_input_grad[0]:
             rest = ctx.sums.transpose(), ctx.shards, ctx.chunks

@@ -156,12 +156,7 @@ class TravellingEdges(MixedEdges):
 class _Maximum(Function):
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401
-        columns: Tensor,
-        blocks: Blocks,
-        num_channels: int,
-        shards: Shards,
-        fused: bool,
+        ctx: Any, columns: Tensor, blocks: Blocks, num_channels: int, shards: Shards, fused: bool
     ) -> Tensor:
         of_all, has_backward = widened(columns), ctx.needs_input_grad[0]
         shape = columns.shape if has_backward else (0,)
@@ -177,7 +172,7 @@ class _Maximum(Function):
         return send_rows(y, shards, num_channels)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (winners,) = ctx.saved_tensors
         columns = send_columns(grad, ctx.shards, ctx.num_nodes)
         # The kernel of a GPU wants all edges.

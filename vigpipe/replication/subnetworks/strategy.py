@@ -43,7 +43,7 @@ class Subnetworks(OwnSteps):
     _round = 0
     _is_being_saved = False  # whether a checkpoint may still be reading what is stored
 
-    def __init__(self, wide: Wide, *own: Any) -> None:  # noqa: ANN401 - those of `OwnSteps`
+    def __init__(self, wide: Wide, *own: Any) -> None:
         super().__init__(*own)
         self.wide_rows = WideRows(wide, self._position.across_teams)  # what this rank stores of it
         self.wide_rows.take(self._chosen())
