@@ -85,9 +85,7 @@ def _nothing_compiled_before():
     torch.compiler.reset()
 
 
-# Inductor of torch 2.11 imports torch.utils.mkldnn, which warns of itself; later torch does not.
 @pytest.mark.heavy
-@pytest.mark.oldest
 def test_compiled_by_inductor():
     model = isotropic(1)
     assert_same(torch.compile(model, fullgraph=True), model, 4)
