@@ -25,7 +25,7 @@ PADDING = -1  # the key of a padding row, which holds no sample
 def sample_keys(seed: int, step: int, positions: Tensor) -> Tensor:
     """Hash the run's seed, the step and each sample's position in the global batch to a key.
 
-    Both are (B,) int64. Keys are not negative, except for PADDING, where a position is negative.
+    Positions and keys are (B,) int64. A key is negative, PADDING, only where its position is.
     """
     run = mixed(torch.tensor(signed(seed + GOLDEN)))
     key = mixed(mixed(run + signed(step * GOLDEN)) + positions * signed(GOLDEN))
@@ -147,7 +147,7 @@ class Draws(NamedTuple):
 
 
 def draw(keys: Tensor, drop_paths: Sequence[DropPath], dtype: torch.dtype) -> Draws:
-    """Hash the masks of all drop-paths at once, for keys, (B,); no narrower than the features."""
+    """Hash all drop-paths for keys, (B,), to factors of a dtype no narrower than the features."""
     if not drop_paths:
         return Draws(keys, None, ())
     streams = tuple(drop_path.stream for drop_path in drop_paths)

@@ -125,7 +125,7 @@ def blocks(tensor: Tensor, like: Tensor | None = None) -> Iterator[Tensor]:
 
 
 def put_entries(target: Tensor, part: Tensor, entries: Sequence[Tensor | None]) -> None:
-    """Write a part, some rows at a time, at `entries` of each dimension; not all may be None."""
+    """Write a part by rows, at `entries` by dimension: None is all of it, and some are not None."""
     lists = [torch.arange(n) if e is None else e for n, e in zip(part.shape, entries, strict=True)]
     last = max(i for i, e in enumerate(entries) if e is not None)
     at_once = max(1, _NUMBERS_AT_ONCE // max(1, math.prod(part.shape[1:])))

@@ -45,7 +45,7 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_mean", torch.zeros(num_channels))
         self.register_buffer("running_var", torch.ones(num_channels))
         self.register_buffer("num_batches_tracked", torch.tensor(0, dtype=torch.long))
-        # Moments of the micro-batches of a step, (M, 3, C), and how many there are so far. These
+        # Statistics of a step's micro-batches, (M, 3, C), and how many there are so far. These
         # are tensors because the length of a list would recompile the code for every micro-batch.
         self.pending: Tensor | None = None
         self.num_pending: Tensor | None = None

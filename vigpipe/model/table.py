@@ -17,28 +17,19 @@ from vigpipe.model.vig import VisionGnn
 
 @dataclass(frozen=True)
 class Figures:
-    """The size of a variant, for images of the size it is designed for.
+    """The size of a variant, for images of the size it is designed for."""
 
-    Attributes:
-        name: name of the variant.
-        img_size: height and width of its images in pixels.
-        grid: height and width in nodes, in the first blocks.
-        blocks: blocks of each stage of the pyramid; a single number if the variant is isotropic.
-        channels: C of each stage of the pyramid.
-        num_parameters: count of the numbers that are trained.
-        num_buffers: count of the numbers that are not trained: running statistics and tables of
-            positions.
-        num_macs: multiply-accumulate operations of one image's forward in convolutions and matrix
-            products, including those for the distances between nodes.
-    """
-
-    name: str
-    img_size: Grid
-    grid: Grid
+    name: str  # name of the variant
+    img_size: Grid  # height and width of its images in pixels
+    grid: Grid  # height and width in nodes, in the first blocks
+    # Blocks of each stage of the pyramid; a single number if the variant is isotropic.
     blocks: tuple[int, ...]
-    channels: tuple[int, ...]
-    num_parameters: int
+    channels: tuple[int, ...]  # C of each stage of the pyramid
+    num_parameters: int  # count of the numbers that are trained
+    # Count of the numbers that are not trained: running statistics and tables of positions.
     num_buffers: int
+    # Multiply-accumulate operations of one image's forward in convolutions and matrix products,
+    # including those for the distances between nodes.
     num_macs: int
 
 

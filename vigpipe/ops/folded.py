@@ -68,7 +68,7 @@ def trained(
 def evaluated(
     x: Tensor, norm: Norm, conv: Convolution | None, second: Tensor, mean: Tensor, variance: Tensor
 ) -> Tensor:
-    """Compute the same as `trained`, with given mean and variance of each hidden channel, (H,)."""
+    """Compute the (B, N, O) of `trained`, given mean and variance of each hidden channel, (H,)."""
     scale = norm.scale * torch.rsqrt(variance.double() + norm.eps)
     first = (norm.weight.double() * scale.unsqueeze(1)).T
     bias = (norm.bias.double() - mean.double()) * scale + norm.shift

@@ -317,9 +317,9 @@ def folded_backward(
     first: Tensor,
     first_bias: Tensor,
 ) -> tuple[Tensor | None, ...]:
-    """Compute the gradients of `folded`'s tensors, of which moments and what follows are results.
+    """Compute the gradients of `folded`; moments and what follows are results of it.
 
-    That of the bias is 0, because the norm subtracts the mean.
+    They are in the order of its tensors. That of the bias is 0: the norm subtracts the mean.
     """
     x = x.contiguous()
     features = _features(x, total, height, width)

@@ -7,7 +7,7 @@ from vigpipe.spans import Span, SpanKind
 
 
 class Operation(NamedTuple):
-    """One operation of a rank; what it is about are numbers, -1 for none."""
+    """One operation of a rank; its stage, micro-batch and messages are numbers, -1 for none."""
 
     kind: SpanKind
     stage: int

@@ -68,7 +68,7 @@ class MeasuredWay:
     exchanged_bytes: int = 0  # what all ranks give in a step, without gradients of weights
     gradient_bytes: int = 0  # of the tensor in which these are added up
     peak_bytes: int = 0  # memory of the fullest rank, that without a model included
-    sources: float = 1.0  # how many times its own rows a rank sums over, at most: its halo's too
+    sources: float = 1.0  # most rows that a rank sums over, halo included, over its own
     layers: Layers | None = None  # what a pipeline is predicted from instead of all these
 
     @property

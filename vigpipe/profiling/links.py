@@ -27,7 +27,8 @@ _COLUMNS_PER_RANK = 64
 class LinkMeter:
     """Measures, in bursts, what ranks that share a graph take to tell one another something.
 
-    Bursts belong between rehearsals, as a machine's speed drifts; what those have is taken off.
+    Bursts belong between rehearsals, as a machine's speed drifts. Of an exchange, what a rank does
+    by itself is taken off, since rehearsals have it.
     """
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:

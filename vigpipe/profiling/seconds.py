@@ -72,7 +72,7 @@ def dispatch_seconds(rows: Sequence[Row], pieces: Sequence[str]) -> float:
 
 
 def update_seconds(rows: Sequence[Row]) -> tuple[float, float]:
-    """Return the median seconds of what is done once a step, and what of it no cut shrinks."""
+    """Return the median seconds of what is done once a step, and of the part no cut shrinks."""
     by_step: dict[int, dict[str, float]] = {}
     for row in rows:
         by_step.setdefault(row.step, {})[row.name] = row.seconds

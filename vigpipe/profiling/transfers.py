@@ -13,7 +13,7 @@ LARGE_BYTES = 1 << 22  # message that is timed for the bandwidth
 
 
 def measure_transfer(rank: int, world_size: int, device: torch.device) -> tuple[float, float]:
-    """Measure latency and bandwidth between ranks 0 and 1; all ranks call this and get both."""
+    """Return seconds of latency and bytes a second between ranks 0 and 1; all ranks call this."""
     if world_size == 1:
         return 0.0, 1e12  # there is no neighbour: transfers are as good as free
 

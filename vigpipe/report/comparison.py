@@ -27,7 +27,7 @@ def settled_steps(run: ReportedRun) -> tuple[StepMetrics, ...]:
 
 
 def _after_warmup(run: ReportedRun) -> range:
-    """Return the positions of all steps after a timed run's warm-up, or the first; else of all."""
+    """Return the positions of steps after the warm-up, by default the first; of all if none is."""
     warmup = None if run.timing is None else run.timing.warmup_steps
     return range(1 if warmup is None else warmup, len(run.steps)) or range(len(run.steps))
 

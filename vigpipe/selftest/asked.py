@@ -9,7 +9,7 @@ LEAST_SECONDS, MOST_SECONDS = 1.0, 24 * 3600.0
 
 
 def part_names(text: str) -> list[str]:
-    """Return the names of --parts; raises InputError for one that is not in its default, all."""
+    """Return the names of --parts; raises InputError for one that its default, all parts, lacks."""
     return parse_names(text, SelftestConfig.parts.split(","), "--parts")
 
 

@@ -31,7 +31,7 @@ class Case:
     """A call of an operator."""
 
     sizes: str  # those of the inputs, in words
-    tensors: tuple[Tensor | None, ...]  # the inputs on the CPU
+    tensors: tuple[Tensor | None, ...]  # the inputs on the CPU; some require a gradient
     run: Callable[..., Tensor]  # calls the operator on them, plain or fused
     is_exact: bool = False  # arithmetic is in small whole numbers: results must be equal, ties too
 

@@ -76,7 +76,7 @@ def profile_step(
         synchronize(device)
         profiled_seconds = (time.perf_counter() - start) / NUM_PROFILED
     return {
-        # The profiler slows down the operators of a CPU, of whose time they are a share.
+        # The profiler slows down a CPU's operators, so their shares are of a profiled step.
         "step_seconds": median(seconds) if on_gpu else profiled_seconds,
         "peak_bytes": peak,
         "kernels": kernels_of(profiler.key_averages(), NUM_PROFILED, on_gpu),
@@ -84,7 +84,7 @@ def profile_step(
 
 
 def kernels_of(events: EventList, num_steps: int, on_gpu: bool) -> list[dict[str, Any]]:
-    """Return the kernels of a GPU, or operators of the CPU, with their seconds a step, by these."""
+    """Return a GPU's kernels, or the CPU's operators, with their seconds a step, longest first."""
     found: list[dict[str, Any]] = []
     for event in events:
         # The range of an annotation, such as the optimizer's, lasts as long as its kernels.

@@ -53,7 +53,7 @@ def _layer(in_channels: int, out_channels: int, groups: int = 1) -> nn.Sequentia
 
 
 def _named(name: str, *layers: nn.Module) -> nn.Sequential:
-    """Run layers after one another, whose parameters are named as in a module that has them."""
+    """Run layers one after another; their parameters are named as in a module that has this one."""
     return nn.Sequential(OrderedDict({name: nn.Sequential(*layers)}))
 
 

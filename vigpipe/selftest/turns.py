@@ -37,7 +37,7 @@ class Entry:
 def take_turns(
     entries: Sequence[Entry], most: int, has_time: Callable[[], bool] = lambda: True
 ) -> None:
-    """Let the prepared ways run for at most so many rounds; one that fails is given up."""
+    """Let the prepared ways take turns in `most` rounds at most; one that fails is given up."""
     for _ in range(most):
         for entry in [e for e in entries if e.outcome == "measured"]:
             assert entry.worker is not None

@@ -66,7 +66,7 @@ def slowest(rows: Iterable[Row], phase: Phase) -> dict[Key, list[float]]:
 
 
 def step_statistics(rows: Iterable[Row], phase: Phase) -> Statistics | None:
-    """Compute the statistics of whole steps that are `slowest`; None without any."""
+    """Compute the statistics of whole steps, as `slowest` takes them; None without any."""
     steps = slowest(rows, phase).get((-1, "step", ""))
     return statistics(steps) if steps else None
 
