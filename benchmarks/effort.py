@@ -17,17 +17,11 @@ from vigpipe.launch.device import synchronize
 
 @dataclass(frozen=True)
 class Effort:
-    """What a piece of work has cost.
+    """What a piece of work has cost."""
 
-    Attributes:
-        seconds: duration.
-        rank_cpu_seconds: CPU time of this process.
-        worker_cpu_seconds: CPU time of all processes that it has started.
-    """
-
-    seconds: float
-    rank_cpu_seconds: float
-    worker_cpu_seconds: float
+    seconds: float  # duration
+    rank_cpu_seconds: float  # CPU time of this process
+    worker_cpu_seconds: float  # CPU time of all processes that it has started
 
     @property
     def cpu_seconds(self) -> float:

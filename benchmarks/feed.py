@@ -29,15 +29,10 @@ NUM_WARMUP = 1  # rounds that are not timed, in which the workers start
 
 @dataclass(frozen=True)
 class Rounds:
-    """What reading has cost with one transform.
+    """What reading has cost with one transform."""
 
-    Attributes:
-        efforts: by contender, in the order of the rounds.
-        num_images: that each contender reads in a round.
-    """
-
-    efforts: Mapping[str, Sequence[Effort]]
-    num_images: int
+    efforts: Mapping[str, Sequence[Effort]]  # by contender, in the order of the rounds
+    num_images: int  # that each contender reads in a round
 
     def images_a_core(self, name: str) -> list[float]:
         """Compute how many images a contender reads in a second of CPU time, round by round."""

@@ -30,26 +30,17 @@ _COLOURS = ("black", "#d55e00", "#0072b2", "#009e73", "#cc79a7", "#56b4e9", "#e6
 
 
 class Learned(NamedTuple):
-    """What a run has learned.
+    """What a run has learned."""
 
-    Attributes:
-        halo: its --halo.
-        seed: of the run.
-        accuracy: of the test nodes, at the epoch with the best accuracy of the validation nodes.
-        epoch: number of that epoch.
-        loss: of training, mean of the last tenth of the steps.
-        halo_bytes: rows of halos and their gradients that all ranks have sent, evaluations
-            included.
-        step_seconds: median duration of a step.
-    """
-
-    halo: str
+    halo: str  # its --halo
     seed: int
+    # Of the test nodes, at the epoch with the best accuracy of the validation nodes.
     accuracy: float
-    epoch: int
-    loss: float
+    epoch: int  # number of that epoch
+    loss: float  # of training, mean of the last tenth of the steps
+    # Rows of halos and their gradients that all ranks have sent, evaluations included.
     halo_bytes: int
-    step_seconds: float
+    step_seconds: float  # median duration of a step
 
 
 class Curve(NamedTuple):

@@ -27,23 +27,15 @@ BUSY = 0.9  # share of the cores, or of a worker's time, from which on they coun
 
 @dataclass(frozen=True)
 class Steps:
-    """What the steps of a training run have cost, by how they get their batches.
+    """What the steps of a training run have cost, by how they get their batches."""
 
-    Attributes:
-        efforts: of NUM_STEPS steps, by MEMORY, WORKERS and RANK, in the order of the repeats.
-        model: name of the model.
-        side: of its images in pixels.
-        batch_size: images of a step.
-        num_workers: processes that read ahead.
-        num_cores: cores that this process may use.
-    """
-
+    # Of NUM_STEPS steps, by MEMORY, WORKERS and RANK, in the order of the repeats.
     efforts: Mapping[str, Sequence[Effort]]
     model: str
-    side: int
-    batch_size: int
-    num_workers: int
-    num_cores: int
+    side: int  # of its images in pixels
+    batch_size: int  # images of a step
+    num_workers: int  # processes that read ahead
+    num_cores: int  # cores that this process may use
 
     def milliseconds(self, way: str) -> float:
         """Compute the median duration of a step."""

@@ -51,45 +51,28 @@ PUBLISHED = {
 
 
 class Case(NamedTuple):
-    """What differs from run to run.
+    """What differs from run to run."""
 
-    Attributes:
-        partition: how the graph is cut.
-        way: one of WAYS; alone for a single process.
-        replicas: D.
-        every: TAU; 0 for a single process.
-        seed: of the run.
-    """
-
-    partition: str
-    way: str
-    replicas: int
-    every: int
+    partition: str  # how the graph is cut
+    way: str  # one of WAYS; alone for a single process
+    replicas: int  # D
+    every: int  # TAU; 0 for a single process
     seed: int
 
 
 class Outcome(NamedTuple):
-    """What a run came to.
+    """What a run came to."""
 
-    Attributes:
-        partition: as for a Case, and so are way, replicas, every and seed.
-        kept_edges: share of the graph's edges inside parts.
-        f1: micro-F1 of the test nodes, with the weights that are kept.
-        seconds: that the slowest replica has worked, waited and averaged.
-        items: parts that each replica has taken, with spaces between them.
-        evenness: of their seconds of work, mean over largest.
-    """
-
-    partition: str
-    kept_edges: float
+    partition: str  # as for a Case, and so are way, replicas, every and seed
+    kept_edges: float  # share of the graph's edges inside parts
     way: str
     replicas: int
     every: int
     seed: int
-    f1: float
-    seconds: float
-    items: str
-    evenness: float
+    f1: float  # micro-F1 of the test nodes, with the weights that are kept
+    seconds: float  # that the slowest replica has worked, waited and averaged
+    items: str  # parts that each replica has taken, with spaces between them
+    evenness: float  # of their seconds of work, mean over largest
 
 
 def _plan(options: IntervalsBench) -> list[TrainedRun]:

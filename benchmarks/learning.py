@@ -43,21 +43,13 @@ WAYS: dict[str, dict[str, str]] = {
 
 
 class Learned(NamedTuple):
-    """What a run has learned.
+    """What a run has learned."""
 
-    Attributes:
-        way: one of WAYS.
-        seed: of the run.
-        top1: share of test images that are classified rightly by what the run keeps.
-        loss: on the test images.
-        seconds: of the run, until its results were written.
-    """
-
-    way: str
+    way: str  # one of WAYS
     seed: int
-    top1: float
-    loss: float
-    seconds: float
+    top1: float  # share of test images that are classified rightly by what the run keeps
+    loss: float  # on the test images
+    seconds: float  # of the run, until its results were written
 
 
 def _plan(options: LearningBench) -> list[TrainedRun]:

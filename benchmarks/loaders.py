@@ -25,21 +25,13 @@ MEAN = STD = 0.5
 
 @dataclass(frozen=True)
 class Reading:
-    """Which images are read, and how.
+    """Which images are read, and how."""
 
-    Attributes:
-        folder: the data set, whose training images are read.
-        is_training: whether they are augmented; otherwise they are prepared as test images are.
-        batch_size: images of a batch.
-        num_workers: processes that read ahead.
-        device: where batches arrive.
-    """
-
-    folder: Path
-    is_training: bool
-    batch_size: int
-    num_workers: int
-    device: torch.device
+    folder: Path  # the data set, whose training images are read
+    is_training: bool  # whether they are augmented; otherwise they are prepared as test images are
+    batch_size: int  # images of a batch
+    num_workers: int  # processes that read ahead
+    device: torch.device  # where batches arrive
 
     def open(self) -> Source:
         """Open the images for vigpipe.

@@ -21,19 +21,12 @@ from vigpipe.run.optimizer import make_optimizer
 
 
 class Narrow(NamedTuple):
-    """What the steps of a sub-model take.
+    """What the steps of a sub-model take."""
 
-    Attributes:
-        m: it has an m-th of the channels.
-        flops: of the dense matrix products of a step.
-        whole: seconds of steps from the forward to the update of the weights.
-        without: of the same without the update.
-    """
-
-    m: int
-    flops: int
-    whole: Sequence[float]
-    without: Sequence[float]
+    m: int  # it has an m-th of the channels
+    flops: int  # of the dense matrix products of a step
+    whole: Sequence[float]  # seconds of steps from the forward to the update of the weights
+    without: Sequence[float]  # of the same without the update
 
 
 def time_narrow(options: WidthsBench, numbers: Sequence[int]) -> list[Narrow]:

@@ -18,23 +18,14 @@ SHORT_OF_CORES = 0.5  # share of busy cores above which a row is marked
 
 @dataclass(frozen=True)
 class Case:
-    """An emulated layout, with the seconds that its stages sleep.
+    """An emulated layout, with the seconds that its stages sleep."""
 
-    Attributes:
-        layout: degrees of parallelism and the schedule.
-        plan: the cut into stages.
-        microbatch_size: samples in a micro-batch.
-        forward: seconds that every stage sleeps for the forward of a micro-batch.
-        backward: seconds that every stage sleeps for the backward of a micro-batch.
-        transfer_bytes: bytes of a micro-batch at the largest boundary between two stages; 0 for
-            one stage.
-    """
-
-    layout: Layout
-    plan: Plan
-    microbatch_size: int
-    forward: tuple[float, ...]
-    backward: tuple[float, ...]
+    layout: Layout  # degrees of parallelism and the schedule
+    plan: Plan  # the cut into stages
+    microbatch_size: int  # samples in a micro-batch
+    forward: tuple[float, ...]  # seconds that every stage sleeps for the forward of a micro-batch
+    backward: tuple[float, ...]  # seconds that every stage sleeps for the backward of a micro-batch
+    # Bytes of a micro-batch at the largest boundary between two stages; 0 for one stage.
     transfer_bytes: int
 
     @property
@@ -101,29 +92,17 @@ def make_case(
 
 @dataclass(frozen=True)
 class TimedStep:
-    """A timed step of an emulated layout; the seconds are those of the slowest rank.
-
-    Attributes:
-        case: the emulated layout.
-        repeat: index of the step among those of its layout.
-        seconds: seconds of the schedule and of adding up gradients.
-        schedule_seconds: seconds of the schedule alone.
-        sync_seconds: seconds of adding up gradients, waiting for other replicas included.
-        late_seconds: seconds by which a sleep ended late, the mean over all sleeps.
-        cpu_seconds: processor seconds of all ranks together.
-        sync_bytes: bytes of the buffer that a rank adds up.
-        memory_bytes: resident memory of all ranks together after the step; a shared page counts
-            once.
-    """
+    """A timed step of an emulated layout; the seconds are those of the slowest rank."""
 
     case: Case
-    repeat: int
-    seconds: float
-    schedule_seconds: float
-    sync_seconds: float
-    late_seconds: float
-    cpu_seconds: float
-    sync_bytes: int
+    repeat: int  # index of the step among those of its layout
+    seconds: float  # seconds of the schedule and of adding up gradients
+    schedule_seconds: float  # seconds of the schedule alone
+    sync_seconds: float  # seconds of adding up gradients, waiting for other replicas included
+    late_seconds: float  # seconds by which a sleep ended late, the mean over all sleeps
+    cpu_seconds: float  # processor seconds of all ranks together
+    sync_bytes: int  # bytes of the buffer that a rank adds up
+    # Resident memory of all ranks together after the step; a shared page counts once.
     memory_bytes: int
 
 
@@ -174,28 +153,17 @@ def by_case(steps: Sequence[TimedStep]) -> list[MeasuredLayout]:
 
 @dataclass(frozen=True)
 class Overhead:
-    """The overhead of a step over its ideal, as a × micro-batches + b × transfers on its path.
+    """The overhead of a step over its ideal, as a × micro-batches + b × transfers on its path."""
 
-    Attributes:
-        microbatch_seconds: a, the overhead of a forward and a backward: schedule, autograd, and
-            waking up late.
-        transfer_seconds: b, the overhead of a transfer.
-        microbatch_error: standard error of a, in seconds.
-        transfer_error: standard error of b, in seconds.
-        residual_seconds: root mean square of the overhead that the fit does not explain.
-        largest_seconds: largest overhead that was to be explained.
-        num_layouts: number of layouts in the fit.
-        most_ranks: of one of them.
-    """
-
+    # The overhead a of a forward and a backward: schedule, autograd, and waking up late.
     microbatch_seconds: float
-    transfer_seconds: float
-    microbatch_error: float
-    transfer_error: float
-    residual_seconds: float
-    largest_seconds: float
-    num_layouts: int
-    most_ranks: int
+    transfer_seconds: float  # b, the overhead of a transfer
+    microbatch_error: float  # standard error of a, in seconds
+    transfer_error: float  # standard error of b, in seconds
+    residual_seconds: float  # root mean square of the overhead that the fit does not explain
+    largest_seconds: float  # largest overhead that was to be explained
+    num_layouts: int  # number of layouts in the fit
+    most_ranks: int  # of one of them
 
 
 def select_layouts(measured: Sequence[MeasuredLayout]) -> list[MeasuredLayout]:

@@ -38,61 +38,35 @@ _COLOURS = ("black", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56
 
 
 class Case(NamedTuple):
-    """A model on a graph.
+    """A model on a graph."""
 
-    Attributes:
-        name: as the user gave it.
-        options: of `vigpipe train`.
-    """
-
-    name: str
-    options: dict[str, str | int]
+    name: str  # as the user gave it
+    options: dict[str, str | int]  # of `vigpipe train`
 
 
 class Row(NamedTuple):
-    """A way of a case.
+    """A way of a case."""
 
-    Attributes:
-        case: its name.
-        way: name of the way.
-        options: what to type for it.
-        is_same: whether its steps are those of one rank.
-        is_chosen: whether it is what the plan says to take.
-        predicted: seconds of an epoch.
-        measured: median seconds of an epoch.
-        least: of the repeats.
-        most: of the repeats.
-        predicted_bytes: what ranks that share a graph give one another in a step.
-        sent_bytes: what they gave.
-    """
-
-    case: str
+    case: str  # its name
     way: str
-    options: str
-    is_same: bool
-    is_chosen: bool
-    predicted: float
-    measured: float
-    least: float
-    most: float
-    predicted_bytes: int
-    sent_bytes: int
+    options: str  # what to type for it
+    is_same: bool  # whether its steps are those of one rank
+    is_chosen: bool  # whether it is what the plan says to take
+    predicted: float  # seconds of an epoch
+    measured: float  # median seconds of an epoch
+    least: float  # of the repeats
+    most: float  # of the repeats
+    predicted_bytes: int  # what ranks that share a graph give one another in a step
+    sent_bytes: int  # what they gave
 
 
 class Verdict(NamedTuple):
-    """How good the choice of a case was.
+    """How good the choice of a case was."""
 
-    Attributes:
-        case: name of the case.
-        chosen: the way that the plan says to take.
-        best: that of least measured seconds, among those with the steps of one rank.
-        loss: share by which the choice took longer than the best.
-    """
-
-    case: str
-    chosen: Row
-    best: Row
-    loss: float
+    case: str  # its name
+    chosen: Row  # the way that the plan says to take
+    best: Row  # that of least measured seconds, among those with the steps of one rank
+    loss: float  # share by which the choice took longer than the best
 
 
 def parse_cases(text: str, options: TrainConfig) -> list[Case]:

@@ -25,15 +25,10 @@ from vigpipe.selftest.way import step_of
 
 @dataclass(frozen=True)
 class Case:
-    """A layout to predict and to measure.
+    """A layout to predict and to measure."""
 
-    Attributes:
-        layout: degrees of parallelism and the schedule.
-        plan: the cut into stages.
-    """
-
-    layout: Layout
-    plan: Plan
+    layout: Layout  # degrees of parallelism and the schedule
+    plan: Plan  # the cut into stages
 
     def __str__(self) -> str:
         cut = describe_cut(self.plan.stages)

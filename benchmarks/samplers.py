@@ -27,35 +27,24 @@ from vigpipe.run.follow import parse_rows, step_rows
 
 
 class Learned(NamedTuple):
-    """What a run has learned.
+    """What a run has learned."""
 
-    Attributes:
-        way: its name.
-        seed: of the run.
-        accuracy: of the test nodes, at the epoch with the best accuracy of the validation nodes.
-        macro_f1: of the test nodes, at the same epoch.
-        epoch: number of that epoch.
-        steps: number of steps of the run.
-        kept_edges: share of the edges that end in a sub-graph's nodes which are in it.
-        preparation_seconds: what it took one process to prepare the sampler: to make the parts, or
-            to count what is drawn how often.
-        read_seconds: what it takes every further process to read that from a file; None where
-            nothing is kept in one, so that each prepares its own.
-        epoch_seconds: median duration of the steps of an epoch, without the evaluation.
-        peak_bytes: largest memory of the process.
-    """
-
-    way: str
+    way: str  # its name
     seed: int
+    # Of the test nodes, at the epoch with the best accuracy of the validation nodes.
     accuracy: float
-    macro_f1: float
-    epoch: int
+    macro_f1: float  # of the test nodes, at the same epoch
+    epoch: int  # number of that epoch
     steps: int
-    kept_edges: float
+    kept_edges: float  # share of the edges that end in a sub-graph's nodes which are in it
+    # What it took one process to prepare the sampler: to make the parts, or to count what is drawn
+    # how often.
     preparation_seconds: float
+    # What it takes every further process to read that from a file; None where nothing is kept in
+    # one, so that each prepares its own.
     read_seconds: float | None
-    epoch_seconds: float
-    peak_bytes: int
+    epoch_seconds: float  # median duration of the steps of an epoch, without the evaluation
+    peak_bytes: int  # largest memory of the process
 
 
 def _plan(options: SamplersBench) -> list[TrainedRun]:

@@ -19,16 +19,11 @@ NUM_WARMUP = 2  # rounds that are not timed
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds of every repeat of every contender.
+    """Seconds of every repeat of every contender."""
 
-    Attributes:
-        seconds: seconds by contender, in the order of the repeats; a repeat lasts as long as its
-            slowest rank.
-        reference: name of the contender that the others are compared with.
-    """
-
+    # Seconds by contender, in the order of the repeats; a repeat lasts as long as its slowest rank.
     seconds: Mapping[str, list[float]]
-    reference: str
+    reference: str  # name of the contender that the others are compared with
 
     def ratios(self, name: str) -> list[float]:
         """Compute how many times faster a contender is than the reference, repeat by repeat."""

@@ -46,37 +46,23 @@ _SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "stop": signal.SIG
 
 
 class Fault(NamedTuple):
-    """A fault that is planned.
+    """A fault that is planned."""
 
-    Attributes:
-        step: number of steps after which it happens.
-        kind: SIGKILL (kill) or SIGSTOP (freeze) to a rank, or SIGTERM (stop) to the launcher.
-        rank: rank that gets the signal; -1 for the launcher.
-    """
-
-    step: int
-    kind: Kind
-    rank: int
+    step: int  # number of steps after which it happens
+    kind: Kind  # SIGKILL (kill) or SIGSTOP (freeze) to a rank, or SIGTERM (stop) to the launcher
+    rank: int  # rank that gets the signal; -1 for the launcher
 
 
 @dataclass
 class Happened:
-    """A fault that has happened, and what it cost.
+    """A fault that has happened, and what it cost."""
 
-    Attributes:
-        step: number of steps that were done when it happened.
-        kind: kill, freeze or stop.
-        rank: rank that got the signal; -1 for the launcher.
-        began: time of the fault on time.perf_counter.
-        lost_steps: number of steps that had to be done again.
-        seconds: seconds from the fault until the run got beyond the steps that had been done.
-    """
-
-    step: int
-    kind: Kind
-    rank: int
-    began: float
-    lost_steps: int = 0
+    step: int  # number of steps that were done when it happened
+    kind: Kind  # kill, freeze or stop
+    rank: int  # rank that got the signal; -1 for the launcher
+    began: float  # time of the fault on time.perf_counter
+    lost_steps: int = 0  # number of steps that had to be done again
+    # Seconds from the fault until the run got beyond the steps that had been done.
     seconds: float = 0.0
 
 

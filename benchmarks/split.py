@@ -40,24 +40,16 @@ _COLOURS = {"mixed": "#0072b2", "halo": "#d55e00"}  # Okabe and Ito's
 
 
 class Row(NamedTuple):
-    """What the ranks of a layout send and hold in a step.
+    """What the ranks of a layout send and hold in a step."""
 
-    Attributes:
-        split: how they share the graph.
-        shards: m.
-        sent_bytes: what all of them send one another in a step, without gradients of weights.
-        peak_bytes: of features, activations and what is exchanged, on the rank that has most.
-        rows: nodes of the rank that has most, to the mean.
-        sources: rows that a rank sums over: its own and its halo, to the mean of its own; of the
-            rank with most. With mixed, columns of the rank that has most, to the mean. With images,
-            both are those of the first block.
-    """
-
-    split: str
-    shards: int
-    sent_bytes: int
-    peak_bytes: int
-    rows: float
+    split: str  # how they share the graph
+    shards: int  # m
+    sent_bytes: int  # what all of them send one another in a step, without gradients of weights
+    peak_bytes: int  # of features, activations and what is exchanged, on the rank that has most
+    rows: float  # nodes of the rank that has most, to the mean
+    # Rows that a rank sums over: its own and its halo, to the mean of its own; of the rank with
+    # most. With mixed, columns of the rank that has most, to the mean. With images, both are those
+    # of the first block.
     sources: float
 
 

@@ -26,44 +26,26 @@ BASE, BEST = "all, fixed", "pair, pool"
 
 @dataclass(frozen=True)
 class Case:
-    """A way to agree on a kind of machines.
+    """A way to agree on a kind of machines."""
 
-    Attributes:
-        machine: a kind of machines, such as "one slow".
-        way: a way to agree, such as "pair, pool".
-        average_every: TAU; 0 if nothing is averaged.
-    """
-
-    machine: str
-    way: str
-    average_every: int
+    machine: str  # a kind of machines, such as "one slow"
+    way: str  # a way to agree, such as "pair, pool"
+    average_every: int  # TAU; 0 if nothing is averaged
 
 
 @dataclass(frozen=True)
 class CaseRun:
-    """A case that was run.
-
-    Attributes:
-        case: what was run.
-        repeat: which time it was.
-        seconds: until the last replica had ended.
-        busy: seconds of work of each replica.
-        waiting: seconds for which each replica has waited for others.
-        averaging: seconds of each replica's averages.
-        items: of each replica.
-        num_bytes: that all replicas have sent, and the server if there is one.
-        expected_bytes: that they should send by the formula.
-    """
+    """A case that was run."""
 
     case: Case
-    repeat: int
-    seconds: float
-    busy: Sequence[float]
-    waiting: Sequence[float]
-    averaging: Sequence[float]
-    items: Sequence[int]
-    num_bytes: int
-    expected_bytes: int
+    repeat: int  # which time it was
+    seconds: float  # until the last replica had ended
+    busy: Sequence[float]  # seconds of work of each replica
+    waiting: Sequence[float]  # seconds for which each replica has waited for others
+    averaging: Sequence[float]  # seconds of each replica's averages
+    items: Sequence[int]  # of each replica
+    num_bytes: int  # that all replicas have sent, and the server if there is one
+    expected_bytes: int  # that they should send by the formula
 
 
 class Cases:

@@ -29,22 +29,14 @@ VARIANTS: Mapping[str, Mapping[str, object]] = {
 
 
 class Case(NamedTuple):
-    """What differs from run to run.
+    """What differs from run to run."""
 
-    Attributes:
-        layers: of a graph model.
-        sampler: name of the way to sample a graph; empty for images.
-        replicas: m; 1 for a model that is trained as a whole.
-        variant: how the model is divided, see `VARIANTS`; empty for one that is trained as a whole.
-        every: steps of a round; 0 for such a model.
-        seed: of the run.
-    """
-
-    layers: int | None
-    sampler: str
-    replicas: int
+    layers: int | None  # of a graph model
+    sampler: str  # name of the way to sample a graph; empty for images
+    replicas: int  # m; 1 for a model that is trained as a whole
+    # How the model is divided, see `VARIANTS`; empty for one that is trained as a whole.
     variant: str
-    every: int
+    every: int  # steps of a round; 0 for such a model
     seed: int
 
     def options(self) -> dict[str, object]:
@@ -68,40 +60,29 @@ class Case(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a run came to.
+    """What a run came to."""
 
-    Attributes:
-        layers: as for a Case, and so are the next five.
-        accuracy: on the test samples, at the epoch with the best accuracy of the validation ones.
-        epoch: number of that epoch.
-        own_accuracy: mean of those of the sub-models by themselves, on the test samples at the end;
-            None for a model that is trained as a whole, and so are the next two.
-        rounds: R.
-        round_bytes: that a replica has sent in a round, on average.
-        untrained: share of the weights between two divided layers that no round was expected to
-            train, (1 - 1 / m)^R; None if there are no such weights, 0 in a model as a whole.
-        steps: of each replica.
-        step_seconds: median of the slowest replica's steps, with their data.
-        seconds: that the slowest replica has worked, waited and exchanged slices.
-        peak_bytes: largest memory of a rank.
-    """
-
-    layers: int | None
+    layers: int | None  # as for a Case, and so are the next five
     sampler: str
     replicas: int
     variant: str
     every: int
     seed: int
+    # On the test samples, at the epoch with the best accuracy of the validation ones.
     accuracy: float
-    epoch: int
+    epoch: int  # number of that epoch
+    # Mean of those of the sub-models by themselves, on the test samples at the end; None for a
+    # model that is trained as a whole, and so are the next two.
     own_accuracy: float | None
-    rounds: int | None
-    round_bytes: float | None
+    rounds: int | None  # R
+    round_bytes: float | None  # that a replica has sent in a round, on average
+    # Share of the weights between two divided layers that no round was expected to train,
+    # (1 - 1 / m)^R; None if there are no such weights, 0 in a model as a whole.
     untrained: float | None
-    steps: int
-    step_seconds: float
-    seconds: float
-    peak_bytes: int
+    steps: int  # of each replica
+    step_seconds: float  # median of the slowest replica's steps, with their data
+    seconds: float  # that the slowest replica has worked, waited and exchanged slices
+    peak_bytes: int  # largest memory of a rank
 
 
 def read_outcome(

@@ -175,62 +175,41 @@ def write_shared(folder: Path, options: TrainConfig, others: Iterable[str]) -> N
 
 
 class TrainedRun(NamedTuple):
-    """A run of `vigpipe train`.
+    """A run of `vigpipe train`."""
 
-    Attributes:
-        name: what tells it from the others, for messages.
-        folder: its folder, below that of all runs.
-        options: those that differ from run to run.
-        case: what the question knows it by.
-        program: the module that is run, and its arguments before `train`.
-    """
-
-    name: str
-    folder: str
-    options: Mapping[str, object]
-    case: Any = None
-    program: Sequence[str] = PROGRAM
+    name: str  # what tells it from the others, for messages
+    folder: str  # its folder, below that of all runs
+    options: Mapping[str, object]  # those that differ from run to run
+    case: Any = None  # what the question knows it by
+    program: Sequence[str] = PROGRAM  # the module that is run, and its arguments before `train`
 
 
 class Failure(NamedTuple):
-    """How a run has failed.
-
-    Attributes:
-        code: its exit code.
-        sentence: the last line that it has written to stderr.
-    """
+    """How a run has failed."""
 
     code: int
-    sentence: str
+    sentence: str  # the last line that it has written to stderr
 
 
 @dataclass(frozen=True)
 class Question(Generic[Options, Found]):
-    """A question that runs of `vigpipe train` with shared options answer; see `ask`.
+    """A question that runs of `vigpipe train` with shared options answer; see `ask`."""
 
-    Attributes:
-        title: of the page.
-        not_shared: options that differ from run to run, or are not those of `vigpipe train`.
-        plan: checks the options, and returns the runs.
-        read: what a finished run came to, given the options, the run, its folder and its
-            summary.json.
-        told: the sentence about it that is printed while others run.
-        page: the question in words, and the tables that answer it. It is given the folder too,
-            where it may leave a picture.
-        files: other files that it writes.
-        failed: what a run came to that has failed, given the run, its folder and how; None where
-            that ends the benchmark. If all have failed, it ends in any case.
-        more: what is found without runs, after them.
-    """
-
-    title: str
+    title: str  # of the page
+    # Options that differ from run to run, or are not those of `vigpipe train`.
     not_shared: Sequence[str]
-    plan: Callable[[Options], Sequence[TrainedRun]]
+    plan: Callable[[Options], Sequence[TrainedRun]]  # checks the options, and returns the runs
+    # What a finished run came to, given the options, the run, its folder and its summary.json.
     read: Callable[[Options, TrainedRun, Path, Mapping[str, Any]], Found]
-    told: Callable[[Found], str]
+    told: Callable[[Found], str]  # the sentence about it that is printed while others run
+    # The question in words, and the tables that answer it. It is given the folder too, where it may
+    # leave a picture.
     page: Callable[[Options, Sequence[Found], Path], tuple[str, Sequence["Table"]]]
-    files: Sequence[str] = ()
+    files: Sequence[str] = ()  # other files that it writes
+    # What a run came to that has failed, given the run, its folder and how; None where that ends
+    # the benchmark. If all have failed, it ends in any case.
     failed: Callable[[TrainedRun, Path, Failure], Found] | None = None
+    # What is found without runs, after them.
     more: Callable[[Options, Sequence[Found]], Sequence[Found]] = lambda options, found: ()
 
 
@@ -326,17 +305,11 @@ def _command(folder: Path, out: Path, run: TrainedRun) -> list[str]:
 
 
 class Table(NamedTuple):
-    """A table of the page.
+    """A table of the page."""
 
-    Attributes:
-        title: what stands above it; empty for the first.
-        headers: of its columns.
-        rows: cells.
-    """
-
-    title: str
-    headers: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    title: str  # what stands above it; empty for the first
+    headers: Sequence[str]  # of its columns
+    rows: Sequence[Sequence[str]]  # cells
 
     def text(self, fmt: str) -> str:
         """Format it, with its title."""

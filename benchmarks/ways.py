@@ -18,15 +18,10 @@ OF_WAYS = (*_CHOSEN, *dict.fromkeys(name for names in _SIZES.values() for name i
 
 
 class SamplingWay(NamedTuple):
-    """One way to sample the graph.
+    """One way to sample the graph."""
 
-    Attributes:
-        name: as the user gave it.
-        options: of `vigpipe train`.
-    """
-
-    name: str
-    options: dict[str, str]
+    name: str  # as the user gave it
+    options: dict[str, str]  # of `vigpipe train`
 
 
 def parse_ways(name: str, options: TrainConfig) -> list[SamplingWay]:

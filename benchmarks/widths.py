@@ -36,30 +36,20 @@ _OWN = ("average_every", "widths", "replicas", "alone_width", "repeats")
 
 
 class Row(NamedTuple):
-    """A row of rows.csv: of a run, or of a step of a sub-model alone.
+    """A row of rows.csv: of a run, or of a step of a sub-model alone."""
 
-    Attributes:
-        what: a run, or a kind of step of a sub-model alone.
-        width: of the wide model.
-        replicas: m.
-        repeat: number of a step of a sub-model alone.
-        seconds: of a step; of a run the median of the slowest replica's, with their data. None if
-            it has failed.
-        peak_bytes: largest memory of a rank; None if the run has failed, and of a sub-model alone.
-        flops: of a step of a sub-model alone.
-        exit_code: of a run.
-        sentence: with which it has failed.
-    """
-
-    what: str
-    width: int
-    replicas: int
-    repeat: int | None = None
+    what: str  # a run, or a kind of step of a sub-model alone
+    width: int  # of the wide model
+    replicas: int  # m
+    repeat: int | None = None  # number of a step of a sub-model alone
+    # Of a step; of a run the median of the slowest replica's, with their data. None if it has
+    # failed.
     seconds: float | None = None
+    # Largest memory of a rank; None if the run has failed, and of a sub-model alone.
     peak_bytes: int | None = None
-    flops: int | None = None
-    exit_code: int | None = None
-    sentence: str = ""
+    flops: int | None = None  # of a step of a sub-model alone
+    exit_code: int | None = None  # of a run
+    sentence: str = ""  # with which it has failed
 
 
 def _plan(options: WidthsBench) -> list[TrainedRun]:

@@ -16,15 +16,10 @@ MODEL = "vig_study"
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine that the runs use.
+    """The machine that the runs use."""
 
-    Attributes:
-        has_slurm: whether every run is started with srun, as a step of the allocation.
-        num_cores: number of cores that the runs may use.
-    """
-
-    has_slurm: bool
-    num_cores: int
+    has_slurm: bool  # whether every run is started with srun, as a step of the allocation
+    num_cores: int  # number of cores that the runs may use
 
 
 def find_machine(config: StudyConfig) -> Machine:

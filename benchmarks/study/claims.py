@@ -17,15 +17,10 @@ _NEGLIGIBLE = 0.02  # share of a step that counts as negligible
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on one claim of the study.
+    """The verdict on one claim of the study."""
 
-    Attributes:
-        held: whether the claim held; None if the layouts that it is about were not run.
-        text: the claim and the evidence, in sentences.
-    """
-
-    held: bool | None
-    text: str
+    held: bool | None  # whether the claim held; None if the layouts that it is about were not run
+    text: str  # the claim and the evidence, in sentences
 
 
 def two_paragraphs(outcome: Outcome) -> str:

@@ -20,40 +20,29 @@ from vigpipe.timing.tables import slowest
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """The numbers of one run.
+    """The numbers of one run."""
 
-    Attributes:
-        name: name of the layout.
-        layout: degrees of parallelism.
-        round_number: number of the round, from 1.
-        losses: training loss by step, of all steps.
-        step_seconds: seconds on the slowest rank, by phase and step (or test batch); timed ones
-            with full batches only.
-        block_seconds: by phase, the seconds of the forward of one block on all micro-batches of a
-            step, one value for every block and timed step.
-        readout_seconds: by phase, the same seconds of the readout.
-        latency_seconds: seconds from the first forward of a test batch to the end of its last,
-            one value for each recorded test batch and replica.
-        bubble: share of a step in which ranks wait for one another; None with one stage.
-        all_reduce_seconds: seconds of a step spent in adding up gradients, on the stage that takes
-            longest: the least over its copies, which is that of the copy that comes last and waits
-            for no other, and the most, which is that of the copy that comes first.
-        peak_bytes: peak memory of every rank.
-        facts: versions, commit, hardware and threads_per_rank.
-    """
-
-    name: str
-    layout: Layout
-    round_number: int
-    losses: Mapping[int, float]
+    name: str  # name of the layout
+    layout: Layout  # degrees of parallelism
+    round_number: int  # number of the round, from 1
+    losses: Mapping[int, float]  # training loss by step, of all steps
+    # Seconds on the slowest rank, by phase and step (or test batch); timed ones with full batches
+    # only.
     step_seconds: Mapping[Phase, Mapping[int, float]]
+    # By phase, the seconds of the forward of one block on all micro-batches of a step, one value
+    # for every block and timed step.
     block_seconds: Mapping[Phase, Sequence[float]]
-    readout_seconds: Mapping[Phase, Sequence[float]]
+    readout_seconds: Mapping[Phase, Sequence[float]]  # by phase, the same seconds of the readout
+    # Seconds from the first forward of a test batch to the end of its last, one value for each
+    # recorded test batch and replica.
     latency_seconds: Sequence[float]
-    bubble: float | None
+    bubble: float | None  # share of a step in which ranks wait for one another; None with one stage
+    # Seconds of a step spent in adding up gradients, on the stage that takes longest: the least
+    # over its copies, which is that of the copy that comes last and waits for no other, and the
+    # most, which is that of the copy that comes first.
     all_reduce_seconds: tuple[float, float]
-    peak_bytes: Sequence[float]
-    facts: Mapping[str, Any]
+    peak_bytes: Sequence[float]  # peak memory of every rank
+    facts: Mapping[str, Any]  # versions, commit, hardware and threads_per_rank
 
 
 def read_measured(folder: Path, name: str, layout: Layout, round_number: int) -> MeasuredRun:

@@ -17,41 +17,26 @@ from vigpipe.timing.recorder import PHASES, Phase
 
 @dataclass(frozen=True)
 class Prediction:
-    """A training step of a layout, simulated from the costs of the blocks.
+    """A training step of a layout, simulated from the costs of the blocks."""
 
-    Attributes:
-        here_seconds: step seconds on the profiled machine, whose ranks slow each other down.
-        apart_seconds: step seconds if every rank had its own cores.
-        all_reduce_seconds: seconds of adding up gradients over the copies, if every rank had its
-            own cores.
-    """
-
-    here_seconds: float
-    apart_seconds: float
+    here_seconds: float  # step seconds on the profiled machine, whose ranks slow each other down
+    apart_seconds: float  # step seconds if every rank had its own cores
+    # Seconds of adding up gradients over the copies, if every rank had its own cores.
     all_reduce_seconds: float
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """All runs of the experiment, and the predictions for their layouts.
+    """All runs of the experiment, and the predictions for their layouts."""
 
-    Attributes:
-        layouts: layouts by name, in the order of the tables.
-        runs: runs of every layout by its name, one per round.
-        predictions: predictions by name of the layout, baselines that were not run included.
-        batch_size: B, samples of one optimizer step over all replicas.
-        num_warmup: steps, and test batches, at the beginning of a run that were not timed.
-        num_cores: number of cores that the runs could use.
-        num_threads: threads of every rank.
-    """
-
-    layouts: Mapping[str, Layout]
-    runs: Mapping[str, Sequence[MeasuredRun]]
+    layouts: Mapping[str, Layout]  # layouts by name, in the order of the tables
+    runs: Mapping[str, Sequence[MeasuredRun]]  # runs of every layout by its name, one per round
+    # Predictions by name of the layout, baselines that were not run included.
     predictions: Mapping[str, Prediction]
-    batch_size: int
-    num_warmup: int
-    num_cores: int
-    num_threads: int
+    batch_size: int  # B, samples of one optimizer step over all replicas
+    num_warmup: int  # steps, and test batches, at the beginning of a run that were not timed
+    num_cores: int  # number of cores that the runs could use
+    num_threads: int  # threads of every rank
 
     @property
     def num_rounds(self) -> int:
