@@ -86,7 +86,6 @@ class VigpipeLoader:
         )
 
     def read(self, steps: range) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the images and labels of each step."""
         for step in steps:
             batch = self._feed.batch(step, range(step + 1, steps.stop))
             assert batch.inputs is not None
@@ -94,7 +93,6 @@ class VigpipeLoader:
             yield batch.inputs, batch.labels
 
     def close(self) -> None:
-        """End the workers."""
         self._feed.close()
 
 
@@ -144,14 +142,12 @@ class TimmLoader:
         self._order = reading.order(len(self._places))
 
     def read(self, steps: range) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the images and labels of each step."""
         visits = np.concatenate([self._order(step).indices for step in steps])
         self._indices[:] = self._places[visits].tolist()
         for images, labels in self._batches:
             yield images.to(self._device), labels
 
     def close(self) -> None:
-        """End the workers."""
         self._loader._iterator = None
 
 

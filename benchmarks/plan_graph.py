@@ -230,13 +230,11 @@ class _Real:
         return self._steps.state.mesh.shards.sent.total() - self._sent_before
 
     def take(self) -> None:
-        """Take some steps."""
         if self._steps is not None:
             for _ in range(self._num_steps):
                 self._steps.take()
 
     def close(self) -> None:
-        """End what reads ahead."""
         if self._steps is not None:
             self._steps.close()
 

@@ -30,7 +30,7 @@ class VigShape:
     max_dilation: int = 10  # the dilation grows by one every four blocks up to this
     reductions: tuple[int, ...] = (1,)  # r of each stage: candidates are averages of r x r nodes
     relative: bool = False  # add a table of distances in the image to those in feature space
-    stem: tuple[int, ...] = (8, 4, 2, 1, 1)  # what the first C is divided by: widths of the stem
+    stem: tuple[int, ...] = (8, 4, 2, 1, 1)  # the widths of the stem are the first C over these
     stem_stride: int = 16  # side, in pixels, of the patch that becomes a node
     img_size: Grid = (224, 224)  # of the images that the variant is designed for, in pixels
 

@@ -55,8 +55,8 @@ def pair_keys(first: Tensor, second: Tensor) -> Tensor:
 class KeyedMask(nn.Module):
     """A random mask in training mode, which depends on the samples' keys.
 
-    The rate is the probability that something is left out; every mask of a model has another
-    stream number. A mask that is on raises ValueError if there are no draws.
+    The rate is the probability that something is left out; every mask of a model has a stream
+    number of its own. A mask that is on raises ValueError if there are no draws.
     """
 
     def __init__(self, rate: float, stream: int) -> None:

@@ -55,7 +55,6 @@ class GraphConv(nn.Module):
         self.lin_root = nn.Linear(channels, channels, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve: (B, N, C) -> (B, N, C)."""
         if self.graph == "grid":
             total = region("aggregation", grid_neighbour_sum, x, *self.grid)
         else:

@@ -30,12 +30,10 @@ class SparseRows:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The number of rows, and of columns."""
         return self.places.num_targets, self.places.num_sources
 
     @property
     def device(self) -> torch.device:
-        """Where the numbers are."""
         return self.values.device
 
     def part(self, start: int, end: int) -> "SparseRows":

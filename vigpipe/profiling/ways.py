@@ -120,7 +120,7 @@ def ways_options(run: Run) -> dict[str, str]:
 
 
 def measure_ways(run: Run, rank: int, device: torch.device, num_ranks: int) -> Measured:
-    """Measure every way to use m = num_ranks ranks; all of this world, perhaps fewer, call this.
+    """Measure every way to use m = num_ranks ranks; all ranks of this world, maybe fewer, call it.
 
     The run is that of one rank; only rank 0 gets to know the costs of pipelines.
     """

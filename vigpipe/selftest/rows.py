@@ -58,8 +58,8 @@ def attempt(
 ) -> Sequence[Row]:
     """Return the rows of work that is given some seconds, or one that says why there are none.
 
-    With less than `about` seconds it is not begun; after `most` it counts as hanging. If time runs
-    out, that row is skipped; after any other error, failed.
+    With less than `about` seconds it is not begun; after `most` it counts as hanging. If the
+    budget runs out, that row is skipped; after any other error, failed.
     """
     left = budget.left
     if left < about:

@@ -91,7 +91,7 @@ class GraphLayer(nn.Module):
         return bound(self, prefix, self.roles, channels) | norm_sides
 
     def hidden(self, group: str, before: Side | None, after: Side | None) -> Side | None:
-        """Return the side of the hidden channels; a `group` is there for a layer's own ones."""
+        """Return the side of hidden channels, maybe of the layer's own `group`; None if whole."""
         return None
 
     def received(self, messages: Tensor, own: AnyFeatures, adjacency: Adjacency) -> Tensor:
