@@ -69,11 +69,7 @@ class Loader(Protocol):
 
 
 class VigpipeLoader:
-    """Reads as a run of vigpipe does.
-
-    Args:
-        reading: what to read.
-    """
+    """Reads as a run of vigpipe does."""
 
     def __init__(self, reading: Reading) -> None:
         self._feed = ImageFeed(

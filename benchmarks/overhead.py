@@ -63,15 +63,7 @@ class Case:
 def make_case(
     layout: Layout, plan: Plan, profile: Profile, microbatch_size: int, scale: float
 ) -> Case:
-    """Add up the costs of the stages of a plan, as `SleepingModel` does.
-
-    Args:
-        layout: degrees of parallelism and the schedule.
-        plan: the cut into stages.
-        profile: costs of the model's pieces.
-        microbatch_size: samples in a micro-batch.
-        scale: factor that the profiled seconds are multiplied by.
-    """
+    """Add up the costs of the stages of a plan, times `scale`, as `SleepingModel` does."""
 
     def cost(values: Callable[..., Sequence[float]]) -> tuple[float, ...]:
         return tuple(

@@ -80,15 +80,7 @@ def check_graph_model(model: str) -> None:
 
 
 def parse_numbers(name: str, text: str) -> list[int]:
-    """Parse an option that is a list of numbers.
-
-    Args:
-        name: of the option, for the message.
-        text: numbers from 1, with commas between them.
-
-    Raises:
-        InputError: it is something else.
-    """
+    """Parse an option that is a list of numbers from 1; InputError if it is something else."""
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and word.isascii() and 1 <= int(word) < 10**9 for word in words):
         raise InputError(f"{flag(name)} {text}: must be numbers from 1 with commas between them")
@@ -96,15 +88,9 @@ def parse_numbers(name: str, text: str) -> list[int]:
 
 
 def best_evaluation(rows: Iterable[dict[str, Any]], score: str, folder: Path) -> dict[str, Any]:
-    """Return the row of the evaluation that is best on what is held out for validation.
+    """Return the row of the evaluation with the largest validation score.
 
-    Args:
-        rows: of metrics.jsonl.
-        score: name of the score, the larger the better.
-        folder: of the run, for the message.
-
-    Raises:
-        InputError: nothing is held out.
+    An InputError, which names the folder of the run, says that nothing is held out for it.
     """
     evaluations = [row for row in rows if score in row]
     if not all("validation" in row for row in evaluations):
@@ -113,15 +99,10 @@ def best_evaluation(rows: Iterable[dict[str, Any]], score: str, folder: Path) ->
 
 
 def training_seconds(summary: Mapping[str, Any], rows: Iterable[dict[str, Any]]) -> float:
-    """Return how long a run has trained, without evaluations.
+    """Return the seconds for which a run has trained, without evaluations.
 
-    Args:
-        summary: content of summary.json.
-        rows: of metrics.jsonl.
-
-    Returns:
-        The seconds that the slowest replica has worked, waited and averaged, or those of all steps
-        where replicas take them together.
+    They are those that the slowest replica has worked, waited and averaged, or those of all steps
+    where replicas take them together.
     """
     if "replicas" in summary:
         return max(sum(accounted_seconds(replica)) for replica in summary["replicas"]["each"])
@@ -137,11 +118,7 @@ def steps_by_replica(rows: Iterable[dict[str, Any]]) -> dict[int, list[dict[str,
 
 
 def slowest_step(rows: Sequence[dict[str, Any]]) -> float:
-    """Return the median duration of a step with its data, in seconds, of the slowest replica.
-
-    Args:
-        rows: of metrics.jsonl.
-    """
+    """Return the median duration of a step with its data, in seconds, of the slowest replica."""
     return max(
         median(row["step_seconds"] + row["data_seconds"] for row in own)
         for own in steps_by_replica(rows).values()
@@ -152,22 +129,13 @@ def largest_peak(summary: Mapping[str, Any]) -> int:
     """Return the largest memory of a rank, in bytes.
 
     In RAM these are all resident pages, those of mapped files included.
-
-    Args:
-        summary: content of summary.json.
     """
     each = summary.get("replicas", {}).get("each", ())
     return max([summary["peak_bytes"], *(replica["peak_bytes"] for replica in each)])
 
 
 def write_shared(folder: Path, options: TrainConfig, others: Iterable[str]) -> None:
-    """Write the options that all runs share.
-
-    Args:
-        folder: of the benchmark.
-        options: those of the benchmark.
-        others: names of the options that are not shared, or not of `vigpipe train`.
-    """
+    """Write the options of `vigpipe train` that all runs share: those without the `others`."""
     shared = as_toml(options)
     for name in others:
         shared.pop(name, None)
@@ -216,14 +184,8 @@ class Question(Generic[Options, Found]):
 def ask(question: Question[Options, Found], options: Options) -> None:
     """Do all runs of a question in turn, and write README.md, rows.csv and config.toml.
 
-    A signal ends the run that is under way, and this process.
-
-    Args:
-        question: what is asked.
-        options: of the benchmark.
-
-    Raises:
-        InputError: an option is out of range, or a run has failed.
+    A signal ends the run that is under way, and this process. InputError is raised if an option is
+    out of range, or a run has failed.
     """
     runs = question.plan(options)
     folder = make_output_folder(options.out, (*FILES, *question.files))
@@ -263,19 +225,7 @@ def _answer(
 
 
 def train(folder: Path, out: Path, run: TrainedRun) -> dict[str, Any]:
-    """Train once, as a command of its own.
-
-    Args:
-        folder: of the benchmark, with the shared options.
-        out: folder of the run.
-        run: the run.
-
-    Returns:
-        The content of summary.json.
-
-    Raises:
-        InputError: the run has failed.
-    """
+    """Train once, as a command of its own; return its summary.json, or raise InputError."""
     code = run_child(_command(folder, out, run))
     if code != DONE:
         raise InputError(
