@@ -174,7 +174,7 @@ def _take(rank_state: RankState, batch: ReplicaBatch) -> list[float]:
 class Alone(Synchronous):
     """The strategy of a model that is trained in turn with the others."""
 
-    given: "Average | None" = None  # the next step is taken with; None for the model's own
+    given: "Average | None" = None  # that the next step is taken with; None for its own
 
     def combine_gradients(self, own: Computed) -> Outcome:
         if self.given is None:
@@ -251,7 +251,6 @@ class Model:
         return {n: t for n, t in self.state.trained.state().items() if t.is_floating_point()}
 
     def step(self, item: int) -> None:
-        """Take a step with an item."""
         batch = read_batch(self.state, Item(item))
         self.losses += _take(self.state, batch)
         self.samples += batch.num_samples

@@ -98,7 +98,6 @@ class _Timed(Loop):
             self._before = self._before or dict(self._strategy.account())
 
     def take(self, item: Item) -> None:
-        """Take a step with an item."""
         self.complete()
         state, run = self._state, self._state.run
         batch = read_batch(state, item)

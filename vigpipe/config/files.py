@@ -23,7 +23,7 @@ def as_toml(config: TrainConfig) -> dict[str, Any]:
 def read_config_file(arguments: Sequence[str]) -> tuple[dict[str, Any], str]:
     """Find `--config FILE` among the arguments; return its options by flag name, and its path.
 
-    Both are empty without the flag. Raises InputError for what could not be an option's value.
+    Both are empty without the flag. InputError if it is no file of options and values.
     """
     path = None
     for i, argument in enumerate(arguments):

@@ -488,7 +488,7 @@ def _is_on(config: TrainConfig, name: str) -> bool:
 
 
 def parse_image_size(value: int | str | None) -> tuple[int, int] | None:
-    """Parse SIDE or HEIGHTxWIDTH into (H, W) in pixels; None stays None. It raises InputError."""
+    """Parse SIDE or HEIGHTxWIDTH into (H, W) in pixels, None as None; or raise InputError."""
     if value is None:
         return None
     match = re.fullmatch(r"([0-9]{1,6})(?:x([0-9]{1,6}))?", str(value).strip())
@@ -502,7 +502,7 @@ def parse_image_size(value: int | str | None) -> tuple[int, int] | None:
 
 
 def parse_fanout(value: str | None) -> tuple[int, ...]:
-    """Parse how many neighbours each layer takes, none for None; raises InputError."""
+    """Parse how many neighbours each layer takes, None as no numbers; or raise InputError."""
     if value is None:
         return ()
     words = str(value).split(",")

@@ -28,22 +28,15 @@ _GENERATORS = threading.Lock()
 
 @dataclass(frozen=True)
 class Augmentation:
-    """The augmentation that timm applies to a training image, besides mirroring it.
+    """The augmentation that timm applies to a training image, besides mirroring it."""
 
-    Attributes:
-        random_crop: `box` takes a box of random size and ratio and resizes it (arXiv:1409.4842);
-            `shift` pads the image by an eighth of its side by reflection and crops it at random.
-        auto_augment: timm's random augmentation by name, such as RandAugment (arXiv:1909.13719)
-            as `rand-m9-mstd0.5-inc1`; `none` turns it off.
-        color_jitter: largest random change of brightness, contrast and saturation; timm ignores it
-            together with auto_augment.
-        erasing: probability that a box is replaced by noise (arXiv:1708.04896).
-    """
-
+    # `box` takes a box of random size and ratio and resizes it (arXiv:1409.4842); `shift` pads the
+    # image by an eighth of its side by reflection and crops it at random.
     random_crop: RandomCrop = "box"
-    auto_augment: str = "none"
+    auto_augment: str = "none"  # timm's by name, such as RandAugment (arXiv:1909.13719)
+    # Largest change of brightness, contrast and saturation; timm ignores it with auto_augment.
     color_jitter: float = 0.0
-    erasing: float = 0.0
+    erasing: float = 0.0  # probability that a box is replaced by noise (arXiv:1708.04896)
 
 
 class TimmAugment:

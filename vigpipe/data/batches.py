@@ -49,7 +49,7 @@ class Share:
         return tuple(smallest + (first + i < num_larger) for i in range(self.num_microbatches))
 
     def of_team(self, num_samples: int, team_size: int) -> int:
-        """Samples of all replicas of a team, which take each step together; this one is in it."""
+        """Samples of a step that this replica takes together with the others of its team."""
         first = self.replica_index // team_size * team_size
         team = (replace(self, replica_index=first + i) for i in range(team_size))
         return sum(sum(share.sizes(num_samples)) for share in team)
@@ -75,9 +75,8 @@ def repeated(order: np.ndarray, batch_size: int, times: int) -> tuple[np.ndarray
 
         [a b c a b c] [d e d e]      copies: [0 0 0 1 1 1] [0 0 1 1]
 
-    The result is as long as the order of the epoch, (n,), so the last images are not visited: the
-    indices of the visited images, and for each visit how many visits of that image came before it
-    in the batch.
+    Returns the indices of the visited images, as many as the order of the epoch has, (n,), so that
+    the last images are not visited; and how many visits of its image came before each in its batch.
     """
     visits, copies, used = [], [], 0
     for start in range(0, len(order), batch_size):

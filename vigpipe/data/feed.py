@@ -46,7 +46,7 @@ class _PlanQueue:
         self.items: deque[int] = deque()  # those whose batches have not been made
         self._unplanned: deque[int] = deque()
         self._num_unread = 0
-        # A method's generator would refer to this queue, which then was not freed at once.
+        # A method's generator would refer to this queue, which then would not be freed at once.
         self._to_use: Iterator[_Plan] = (plan(item) for item in _until_empty(self._unplanned))
         self._to_read: Iterator[_Plan] = iter(())
         if are_read:
@@ -84,8 +84,7 @@ class ImageFeed:
 
     The replicas of a team, by default all, take each step together. A step visits an image `times`
     times (`data.batches.repeated`). `counts` says whether the rank's logits count: of ranks that
-    share images, the first one's do. The dtype is that of images, and of labels that are
-    probabilities.
+    share images, the first one's do.
     """
 
     def __init__(

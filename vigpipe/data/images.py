@@ -41,7 +41,7 @@ def read_image(path: Path) -> Image.Image:
 
 
 def decode(content: bytes, name: str) -> Image.Image:
-    """Decode an image file, or the first frame of an animation; errors begin with the name."""
+    """Decode an image file, or an animation's first frame, to RGB; errors begin with the name."""
     try:
         return to_rgb(_opened(content))
     except Exception as error:

@@ -11,8 +11,7 @@ class Loss(MeanLoss):
     """The mean cross-entropy of the images of a step."""
 
     def total(self, logits: Tensor, labels: Tensor) -> Tensor:
-        # (microbatch_size,) int64, NO_LABEL on padding; or probabilities of each class, (...,
-        # num_classes), zeros on padding.
+        # Labels are (b,) int64, NO_LABEL on padding; or probabilities, (b, C), zeros on padding.
         if labels.is_floating_point():
             return F.cross_entropy(logits, labels, reduction="sum")
         return F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="sum")

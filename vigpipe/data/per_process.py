@@ -8,7 +8,7 @@ Opened = TypeVar("Opened")
 
 
 class PerProcess(Generic[Opened]):
-    """Opens something when it is first asked for, by one of several threads, and keeps it.
+    """Opens something once, when a thread first asks for it, and keeps it in this process.
 
     A pickle holds only `open_`, which is a function of a module, or a partial of one.
     """

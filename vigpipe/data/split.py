@@ -87,7 +87,7 @@ class Split:
         copies: Sequence[int] | None = None,
         out: Tensor | None = None,
     ) -> Pixels:
-        """Read images as `read` does, but not normalised, into `out`, (b, C, H, W), if given."""
+        """Read images as `read`, but not normalised, into `out`, (b, C, H, W) uint8, if given."""
         indices = [int(i) for i in indices]
         for index in indices:
             if not 0 <= index < len(self):

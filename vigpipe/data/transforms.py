@@ -1,8 +1,8 @@
 """Bring an image to the model's size: centred for evaluation, cropped at random for training.
 
 The random choices of each image come from its own generator, seeded by seed, epoch, index and copy:
-those of timm and torchvision draw from the process-wide ones, so that an image would depend on what
-was read before it (`augment.py`). The arithmetic is theirs; the tests compare pixel by pixel.
+timm and torchvision draw from the process-wide ones, so that an image would depend on what was read
+before it (`augment.py`). The arithmetic is theirs; the tests compare pixel by pixel.
 """
 
 import hashlib

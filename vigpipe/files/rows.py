@@ -14,7 +14,7 @@ def as_line(row: Mapping[str, Any]) -> bytes:
 
 
 class RowsFile:
-    """A file of rows that grows; those that a full disk refuses are kept, and written later."""
+    """A file of rows that grows; those that an OSError refuses are kept, and written later."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._unwritten = path, b""

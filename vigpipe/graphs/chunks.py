@@ -15,7 +15,6 @@ class Chunks:
     def __init__(self, num_chunks: int, of_ranks: Sequence[slice]) -> None:
         self.of_ranks = of_ranks
         cuts = [cut(of_rank, num_chunks) for of_rank in of_ranks]
-        # A chunk has a slice of the nodes of each rank.
         self.rows = [list(of_chunk) for of_chunk in zip(*cuts, strict=True)]
         self._last: WeakKeyDictionary[Adjacency, list[int]] = WeakKeyDictionary()
 

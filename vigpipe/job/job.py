@@ -113,7 +113,7 @@ class JobFacts(Protocol):
         ...
 
     def slicing(self, model: StagedModel) -> Slicing:
-        """Return which sides of the tensors, perhaps on meta, of a model or a stage are divided."""
+        """Return which sides of the tensors of a model or stage, perhaps on meta, are divided."""
         ...
 
     @property

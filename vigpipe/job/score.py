@@ -28,7 +28,6 @@ class Score:
 
     @property
     def main(self) -> float:
-        """The number that says best how good a model is."""
         return self.numbers()[self.main_name]
 
     def as_table(self) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Tables of Apache Arrow with a column of encoded images and one of labels, as Hugging Face's.
 
-Tables of others than its library `datasets` will do, if they look the same.
+Those that its library `datasets` has not written will do, if they look the same.
 """
 
 import json

@@ -114,7 +114,7 @@ def _files(descriptor: int, start: int, end: int, where: str) -> Iterator[tuple[
 
 
 def _is_file(name: bytes, type_: bytes, size: int | None, most: int, where: str) -> bool:
-    """Whether a member of at most so many bytes is a plain file and not a folder; refuse others."""
+    """Whether a member is a plain file and no folder; refuse others, and over `most` bytes."""
     if size is None:
         raise InputError(
             f"{where}: {_shown(name)}: its size is no octal number; make the tar again"

@@ -7,12 +7,12 @@ import numpy as np
 from vigpipe.graphs.graph import Graph
 from vigpipe.ops.adjacency import Weighting
 
-_KINDS: dict[str, Weighting] = {"gcn": "gcn", "gcn2": "gcn", "gin": "ones"}
+_WEIGHTINGS: dict[str, Weighting] = {"gcn": "gcn", "gcn2": "gcn", "gin": "ones"}
 
 
 def weighting_of(model: str) -> Weighting:
     """Return the weights of a model's sums; `mean` for models that take no sums."""
-    return _KINDS.get(model, "mean")
+    return _WEIGHTINGS.get(model, "mean")
 
 
 class Degrees(NamedTuple):

@@ -16,7 +16,7 @@ def generator(seed: int, epoch: int, number: int) -> np.random.Generator:
 
 
 class Sizes:
-    """Remembers sizes of sub-graphs that were drawn last; a thread may `put` as another `get`s."""
+    """Remembers sizes of the last sub-graphs; one thread may `put` while another calls `get`."""
 
     def __init__(self) -> None:
         self._sizes: dict[tuple[int, int], tuple[int, int]] = {}

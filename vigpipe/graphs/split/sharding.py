@@ -42,7 +42,7 @@ class Sharding(Protocol):
     def shard(
         self, sub_graph: SubGraph, device: torch.device, features: Tensor | None = None
     ) -> Shard:
-        """Choose what the rank has of a sub-graph, which is on the host, its edges on the device.
+        """Choose what the rank has of a sub-graph on the host, and put its edges on the device.
 
         `features` are those of the rank's nodes, if they are the same tensor in every call.
         """
