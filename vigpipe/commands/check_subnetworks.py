@@ -35,7 +35,6 @@ class SubnetworksInTurn(InTurn):
         self._copy_slices()
 
     def carry_out(self) -> list[Kinds]:
-        """Do all that was recorded, put the slices back, and return the traces."""
         traces = super().carry_out()
         self._put_back_slices()
         stored = map(self._stored, range(len(self.models)))
@@ -92,7 +91,6 @@ class SubnetworksInTurn(InTurn):
             self._put_back_moments()
 
     def _put_back_moments(self) -> None:
-        """Put the optimizer's moments back, as the weights are."""
         trained = [model.state.trained for model in self.models]
         for name, of_first in trained[0].parameters().items():
             states = [each.optimizer.state[each.parameters()[name]] for each in trained]

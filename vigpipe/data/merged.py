@@ -43,7 +43,6 @@ class MergedImageModel:
     def estimate_statistics(
         self, read: Callable[[int], ReplicaBatch], items: Sequence[int]
     ) -> None:
-        """Set BatchNorm's running statistics to those of some batches, which the replicas share."""
         slicing, columns = self._share.slicing, self._share.columns
         found: list[Tensor] = []
         for first in range(0, len(items), columns.size):
