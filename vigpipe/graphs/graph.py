@@ -103,7 +103,8 @@ def are_rows(indptr: np.ndarray, last: int) -> bool:
 
 def rows_of_kept(rows: np.ndarray, is_kept: np.ndarray) -> np.ndarray:
     """Return where compressed rows begin, (m + 1,) int64, if (e,) elements are kept or left out."""
-    num_before = np.append(0, np.cumsum(is_kept, dtype=np.int64))
+    num_before = np.zeros(len(is_kept) + 1, dtype=np.int64)
+    np.cumsum(is_kept, out=num_before[1:])  # no second array of all edges
     return num_before[rows]
 
 
@@ -169,7 +170,7 @@ def symmetric(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
 
 
 def neighbours(graph: Graph) -> csr_array:
-    """Return which nodes have an edge between them, without self-loops: (n, n) bool, symmetric."""
+    """Return which nodes have an edge between them, but loops: (n, n) bool, columns ascending."""
     sources, targets = graph.sources(), graph.targets()
     is_other = targets != sources
     ends = targets[is_other], sources[is_other]
