@@ -253,7 +253,7 @@ def set_up_rank(options: TrainConfig | PredictConfig, layout: Layout, launch: La
 
 
 def check_gpus(requested: Device, launch: Launch, num_ranks: int) -> int | None:
-    """Refuse to start more ranks than GPUs; touch none; return the first one, None for CPUs."""
+    """Refuse, touching no GPU, to start ranks without one; return the first's, None for the CPU."""
     all_here = replace(launch, world_size=num_ranks, local_world_size=num_ranks)
     return choose_gpu(requested, all_here, count_gpus(requested))
 

@@ -50,7 +50,7 @@ def better(scores: Scores, step: int, by: KeepBest, best: Best | None) -> Best |
 
 
 def best_in(manifest: Manifest, where: Path) -> Best | None:
-    """Return the best evaluation of a manifest, if any; InputError begins with `where`."""
+    """Return a manifest's best evaluation, if any; InputError, from `where`, if it is malformed."""
     if not manifest.best:
         return None
     table = {"unit": "images", **manifest.best}  # The oldest checkpoints have no unit.

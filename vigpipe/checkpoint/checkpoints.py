@@ -107,7 +107,7 @@ class Checkpoints:
     def rescue(
         self, loss: float | None, evaluated: bool, left_over: LeftOver | None = None
     ) -> bool:
-        """Save all of this rank's stages, and what is `left_over`, after a loss; say if it did."""
+        """Save all of this rank's stages after a peer was lost, if it has a file; say if it did."""
         saver, rank_state = self.saver, self.rank_state
         if saver.own_file not in self._replica_of:
             return False

@@ -96,7 +96,7 @@ def choose_checkpoint(place: Path, log: Callable[[str], None]) -> tuple[Path, Ma
 
 
 def resume(rank_state: "RankState", folder: Path, log: Callable[[str], None]) -> Manifest | None:
-    """Put the checkpoint of --resume into a rank's newly made state; None if the run starts anew.
+    """Put the checkpoint of --resume into a rank's newly made state; return its manifest, if any.
 
     All ranks call this: rank 0 chooses the checkpoint and verifies every byte, and the other ranks
     read the same files and trust its verdict.

@@ -112,7 +112,7 @@ class Saver:
     def _write_file(self, path: Path, tensors: dict[str, Tensor]) -> None:
         write_tensors(path, tensors)
         sync(path)
-        # The note appears complete or not at all: the file is complete.
+        # The note says that the file is complete, and is so itself once it appears.
         write_atomically(path.with_suffix(".json"), json.dumps(file_facts(path)))
 
     def _complete(self, partial: Path, manifest: Manifest, files: Sequence[str]) -> None:

@@ -35,7 +35,7 @@ def gather_named(
 
 
 def save_run_weights(rank_state: "RankState", path: Path) -> None:
-    """Write the weights of all stages and their metadata, or InputError; all ranks call this."""
+    """Write the weights of all stages and metadata, or raise InputError; all ranks call this."""
     last = rank_state.run.layout.pipeline_size - 1
     state = gather_named(rank_state.trained.state(), rank_state.mesh.groups.pipeline, last)
     if state is not None and rank_state.is_writer:
@@ -45,7 +45,7 @@ def save_run_weights(rank_state: "RankState", path: Path) -> None:
 def save_weights(
     path: Path, state: dict[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write an unsplit model's state dict, with metadata of `model.metadata`, or InputError."""
+    """Write an unsplit model's state dict, with `model.metadata`, or raise InputError."""
     tensors = {name: tensor.contiguous() for name, tensor in state.items()}
     with told_if_unwritable(str(path), MAKE_ROOM), replacing(path) as partial:
         write_tensors(partial, tensors, {"format": "pt", **(metadata or {})})

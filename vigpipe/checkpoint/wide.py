@@ -33,7 +33,7 @@ def export_wide(
     num: int,
     chosen: Chosen | None,
 ) -> None:
-    """Write the wide model's weights from a checkpoint of its `num` sub-models, or InputError.
+    """Write the wide model's weights from a checkpoint of its `num` sub-models.
 
     `chosen` is None if no step of the round has been taken, so that the rows are the whole model.
     """
@@ -99,7 +99,7 @@ def assemble(
 ) -> None:
     """Fill a wide model's tensors: the stored rows, and over them what the sub-models have.
 
-    One of which nobody owns rows is the mean over the sub-models; integers are the first one's.
+    A tensor without rows is the mean over the sub-models; integers are those of the first one.
     """
     for name, target in targets.items():
         dim = slicing.owned(name)

@@ -23,7 +23,7 @@ Tile = tuple[slice, ...]
 
 
 def save_wide_weights(rank_state: "RankState", path: Path) -> None:
-    """Write all weights of the wide model, tile by tile, or InputError; all ranks call this."""
+    """Write the wide model's weights tile by tile, or raise InputError; all ranks call this."""
     run, rows, mesh = rank_state.run, rank_state.wide_rows, rank_state.mesh
     assert rows is not None
     shapes = {name: t.shape for name, t in run.wide_model.state_dict().items()}

@@ -99,7 +99,7 @@ def keep_freed_memory() -> None:
     """Let the C library keep the memory of freed tensors for the next ones (glibc only).
 
     By default the kernel gets large ones back, and has to clear them page by page when they are
-    allocated again. That costs 4 to 7 % of a step of vig_study, and equal blocks unequal times.
+    allocated again. That costs 4 to 7 % of a step of vig_study, more in some blocks.
     """
     trim_threshold, top_pad, mmap_max = -1, -2, -4  # the parameters of mallopt(3)
     with contextlib.suppress(OSError, AttributeError):  # another C library

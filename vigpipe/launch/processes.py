@@ -73,11 +73,10 @@ class RankProcesses:
         self.exit_codes |= {rank: code for code, rank in sorted(codes)}
 
     def kill(self) -> None:
-        """Kill all ranks that run."""
         self._send(signal.SIGKILL, self.running)
 
     def kill_frozen(self, ranks: Iterable[int]) -> bool:
-        """Kill ranks that neither work nor end, but have not just ended; return whether one was."""
+        """Kill ranks that neither work nor end, if they still run; say whether one was killed."""
         running = self.running
         left = {r for r in running.keys() & set(ranks) if not has_ended(running[r])}
         self.frozen |= left

@@ -207,10 +207,9 @@ class DDPGradients:
 class GradientReducer:
     """The replicas of this rank's stages, and how their gradients are added up (see above).
 
-    The group are the ranks that hold the same stages, of all replicas; of these, `shards`
-    share a replica's batch. Under ddp, `reducing` is called when a backward has only the last
-    all-reduce left to do. A compressor adds the gradients up instead. The schedule must run the
-    `modules`.
+    The `group` has all ranks that hold the same stages; of these, `shards` share a replica's batch.
+    Under ddp, `reducing` is called when a backward has only the last all-reduce left to do. A
+    compressor adds the gradients up instead. The schedule must run the `modules`.
     """
 
     def __init__(

@@ -28,7 +28,6 @@ class Plan:
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks of the model."""
         return sum(map(len, self.stages))
 
     def is_first(self, stage_index: int) -> bool:

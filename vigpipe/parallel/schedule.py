@@ -40,7 +40,6 @@ class Loss(Protocol):
         The loss of the step is the mean of `num_samples`, over all replicas. The losses of each
         micro-batch's rows are multiplied by its weights, if there are any.
         """
-        ...
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return a scalar for logits (microbatch_size, num_classes) and their labels."""

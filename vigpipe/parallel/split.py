@@ -38,7 +38,6 @@ class Cuttable(Protocol):
 
     def keep(self, blocks: Iterable[int], stem: bool, readout: bool) -> None:
         """Delete everything but the given blocks, the stem and the readout."""
-        ...
 
     def draw(self, keys: Tensor, dtype: torch.dtype) -> SampleDraws:
         """Make the random choices for samples in what has been kept.

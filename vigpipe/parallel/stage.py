@@ -28,20 +28,17 @@ class Watcher(Protocol):
     def enter(
         self, kind: SpanKind, stage: int = -1, microbatch: int = -1, gap: SpanKind | None = None
     ) -> None:
-        """Begin an activity of a stage for a micro-batch, or of none; what was going on ends.
+        """Begin an activity of a stage for a micro-batch, -1 for none; what was going on ends.
 
         The `gap` is what the rank did since the last activity ended or since it began to send; None
         for `other`.
         """
-        ...
 
     def leave(self) -> None:
         """End the activity that is going on."""
-        ...
 
     def resume(self) -> None:
         """Continue the activity that ended last."""
-        ...
 
     def region(self, name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
         """Call a function as a named region of the model, and return its value."""

@@ -113,7 +113,7 @@ class Member(Participant):
         raise NotImplementedError
 
     def _may_leave(self, table: Table, *, for_good: bool) -> bool:
-        """Whether it may leave the others, in a change of the table, which may set them free."""
+        """Whether it may leave, for good or to rest; this may free, in the table, who waits."""
         raise NotImplementedError
 
     def _next_item(self, table: Table) -> int | None:

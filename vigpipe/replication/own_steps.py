@@ -125,7 +125,7 @@ class OwnSteps:
         return means
 
     def _samples_after(self, total: Tensor) -> int:
-        """Return how many samples stand behind a mean, of `total` behind all that it is of."""
+        """Return how many samples stand behind a mean of weights with `total` behind them."""
         return 0
 
     def _give(self, number: int) -> None:
@@ -138,8 +138,8 @@ class OwnSteps:
     def restore(self, progress: Mapping[str, Any], kept: Sequence[int]) -> None:
         """Go on where an earlier run has rested; its tensors are in `tensors` already.
 
-        It returned the `progress`, and has kept the states of some replicas; the others begin with
-        that of the first of these. Raise ValueError if the progress does not fit (`resumed_table`).
+        It returned the `progress`, and `kept` the states of these replicas; the others begin with
+        that of the first of them. Raise ValueError if the progress does not fit (`resumed_table`).
         """
         size = self._course.num_replicas
         first = self.membership.first = resumed_table(progress, size, has_server=self._has_server)

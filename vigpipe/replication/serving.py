@@ -82,8 +82,8 @@ def _draw_ticket(table: Table, worker: int) -> None:
     table.tickets[worker] = max(table.tickets) + 1
 
 
-class _WithServer(Participant):
-    """What a worker and the server have in common."""
+class _ServingParticipant(Participant):
+    """A worker, or the server."""
 
     def close(self, *, stop: bool = False) -> None:
         def change(table: Table) -> None:
@@ -102,7 +102,7 @@ class _WithServer(Participant):
             yield Decision(Action.EVALUATE, course.epoch(table.evaluated // course.num_replicas))
 
 
-class WorkerMember(_WithServer, Member):
+class WorkerMember(_ServingParticipant, Member):
     """A replica that pulls weights from the server and pushes gradients to it."""
 
     num_given = 0  # samples of the gradient that it pushes next, 0 for none, or NOT_FINITE
@@ -114,8 +114,6 @@ class WorkerMember(_WithServer, Member):
         return item
 
     def ask_to_push(self) -> None:
-        """Ask the server to take the gradient of the item."""
-
         def change(table: Table) -> None:
             table.samples[self._index] = self.num_given
             _draw_ticket(table, self._index)
@@ -171,7 +169,7 @@ class WorkerMember(_WithServer, Member):
         return True
 
 
-class ServerMember(_WithServer):
+class ServerMember(_ServingParticipant):
     """The server. With `recorded`, all replicas do that again."""
 
     def __init__(

@@ -107,4 +107,3 @@ class Strategy(Protocol):
 
     def hear(self, agreement: Agreement, *, is_full: bool = True) -> None:
         """Be told, after each step, what the peers agreed on, and whether its batch was full."""
-        ...

@@ -24,7 +24,6 @@ class Synchronous:
         self._saves = self._stops = False  # whether a rank wants that after the last step
 
     def items(self, first_step: int, is_evaluated: bool, loop: Loop) -> Iterator[Item]:
-        """Yield an item of every step that is left; the same steps on all ranks."""
         course = self._course
         if not is_evaluated:
             self._saves |= loop.evaluate(course.epoch(first_step - 1))

@@ -147,7 +147,7 @@ class Table:
         self.save_wanted = self.stop_wanted = self.wanted = False
 
     def come(self, replica: int) -> int:
-        """Come to the next meeting, which begins with the last one; return how many were before."""
+        """Come to the next meeting, which begins once all are here; return how many were before."""
         before = self.meetings
         self.present[replica] = True
         self._may_begin_meeting()

@@ -10,7 +10,7 @@ from vigpipe.run.rank import RankState
 
 
 def find_anomaly(rank_state: RankState, batch: ReplicaBatch) -> str:
-    """Repeat a step; say in which block numbers first stop being finite, the same on all ranks."""
+    """Repeat a step, on all ranks; say in which block features first stop being finite."""
     for model in rank_state.trained.models:
         model.set_detect_anomaly(True)
     rank_state.reducer.gradients.clear()

@@ -44,7 +44,7 @@ def evaluate(
     """Score splits of the data together; None on ranks without the last stage; all ranks call this.
 
     At most the first `most` samples are scored; with `own`, by the model that this rank trains,
-    although it is a part of a wider one.
+    although it is a part of a wider one. Raise FloatingPointError if a logit is not finite.
     """
     run, pipeline, merged = rank_state.run, rank_state.pipeline, rank_state.merged
     logits_of = pipeline.logits if merged is None or own else merged.logits

@@ -57,7 +57,6 @@ class Run:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of optimizer steps that visit the training data once."""
         return self.job.steps_per_epoch(self.batch_layout)
 
     @property

@@ -35,7 +35,8 @@ def make_output_folder(
 ) -> Path:
     """Make the output folder of a command; by default runs/<time>.
 
-    InputError, with the advice, if files of the command are there and it does not go on with a run.
+    Raise InputError if it cannot be written, or, with the advice, if a file of the command is there
+    and it does not go on with a run.
     """
     with told_if_unwritable(f"--out {folder or 'runs'}", "choose another folder"):
         if folder is None:

@@ -54,7 +54,7 @@ def make_mesh(run: Run, rank: int, *, alone: bool = False, shards: Shards | None
 
 
 def position_in(run: Run, mesh: Mesh, statistics: PooledStatistics) -> Position:
-    """Return what a strategy knows of a rank's place."""
+    """Return what a strategy knows of a rank's position."""
     layout, timeout = run.layout, run.config.timeout or LONG_WAIT_SECONDS
     team, of_team = layout.team_of(mesh.replica_index)
     return Position(

@@ -56,8 +56,8 @@ class RunRecord:
     """Writes the files of a run while it goes on; only one rank of a run has a record.
 
     Rows that a full disk refuses are kept in memory and written together with a later row. Of an
-    earlier run that goes on, the rows of `steps_done` steps count, and at most so many bytes; not
-    what a crash cut off. A rank that `takes_over` goes on with the files of a lost one.
+    earlier run that goes on, the rows of `steps_done` steps are kept, within the first `num_bytes`.
+    A rank that `takes_over` goes on with the files of a lost one.
     """
 
     def __init__(

@@ -153,7 +153,6 @@ class Reporter:
             self.announce("data", why, step.number)
 
     def add_pushed(self, pushed: Pushed, lr: float) -> None:
-        """Tell of a step that was taken with the gradients of another replica."""
         run, self.loss = self._state.run, pushed.loss
         if self.record is None:
             return

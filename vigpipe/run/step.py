@@ -106,7 +106,7 @@ def train_step(
 
 
 def apply_gradients(rank_state: RankState, pushed: Pushed) -> float:
-    """Take a step with another replica's gradients; return the rate. A pipeline's ranks all do."""
+    """Take a step with gradients that are in place; return its rate. A pipeline's ranks all do."""
     trained = rank_state.trained
     groups = trained.optimizer.param_groups
     trained.follow_schedule(pushed.step)
@@ -184,10 +184,10 @@ def _gather_loss_and_stats(
     own = stats if losses is None else torch.cat((stats, losses))
     by_rank = rank_state.reducer.gather(own)  # (D * m, stats + M)
     # Ranks that share a batch have the same statistics, those of all its rows.
-    statistics_by_replica = by_rank[:: rank_state.mesh.shards.size, : len(stats)].unflatten(
+    stats_by_replica = by_rank[:: rank_state.mesh.shards.size, : len(stats)].unflatten(
         1, (num_microbatches, 3, rank_state.trained.statistics.num_channels)
     )
-    all_stats = statistics_by_replica.flatten(0, 1)  # (D * M, 3, channels)
+    all_stats = stats_by_replica.flatten(0, 1)  # (D * M, 3, channels)
     if losses is None:
         return None, all_stats
     # Summed in the order of the D * M micro-batches, which is the same for every layout.

@@ -51,7 +51,7 @@ def parse_stop_before(text: str | None, env: Mapping[str, str]) -> float:
 class SaveAndStop:
     """Decides when this rank wants to save and to stop; all ranks then agree."""
 
-    why = ""  # this rank was asked to stop
+    why = ""  # why this rank was asked to stop; empty if it was not
     leaves = False  # whether it ends when the context does, as it also does after an exception
 
     def __init__(
@@ -97,7 +97,7 @@ class SaveAndStop:
         self._last_save = time.monotonic()
 
     def is_save_due(self, step: int) -> bool:
-        """Whether this rank wants a checkpoint after a step, or one since it was asked last."""
+        """Whether a checkpoint is due after a step, counted from 1, or one since asked last."""
         since = time.monotonic() - self._last_save
         last, self._last_asked = self._last_asked, step
         first = step if last is None or step < last else last + 1

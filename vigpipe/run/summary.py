@@ -100,14 +100,14 @@ def gather_sent(rank_state: RankState) -> dict[str, int] | None:
 def gather_accounts(
     rank_state: RankState,
     own: Mapping[str, Any],
-    share: Callable[[Any], dict[int, Any]] | None = None,
+    all_gather: Callable[[Any], dict[int, Any]] | None = None,
 ) -> list[list[dict[str, Any]]]:
-    """Gather what all ranks have counted, by team, a server last; `share` asks those left."""
+    """Gather what all ranks have counted, by team, a server last; `all_gather` asks those left."""
     layout = rank_state.run.layout
     own = {**own, "peak_bytes": peak_bytes(rank_state.device)}
-    if share is None:
+    if all_gather is None:
         by_rank = dict(enumerate(all_gather_values(own, layout.world_size)))
     else:
-        by_rank = share(own)
+        by_rank = all_gather(own)
     teams = map(layout.ranks_of_team, range(layout.num_teams + layout.has_server))
     return [[by_rank[rank] for rank in ranks if rank in by_rank] for ranks in teams]

@@ -53,7 +53,7 @@ def check_tracker(name: Track | None) -> None:
 
 
 def open_tracker(name: Track, folder: Path, config: Table, rows: Sequence[Table]) -> Tracker:
-    """Open a tracker for a run, which goes on from some rows unless it is new, or InputError."""
+    """Open the tracker of a run that goes on from some rows, if any, or raise InputError."""
     kinds = {"csv": _Csv, "tensorboard": _TensorBoard, "wandb": _Wandb, "mlflow": _Mlflow}
     try:
         return kinds[name](folder, config, rows)

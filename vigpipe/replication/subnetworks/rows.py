@@ -211,7 +211,7 @@ class WideRows:
 
 def _scratch(specs: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[str, Tensor]:
     """Map a new file that nobody else sees: it is gone once nothing refers to its tensors."""
-    folder = tempfile.gettempdir()
+    parent = tempfile.gettempdir()
     try:
         with tempfile.TemporaryDirectory(prefix="vigpipe-") as folder:
             return mapped.create(Path(folder) / "rows.safetensors", specs)
@@ -221,7 +221,7 @@ def _scratch(specs: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> dict[s
         if any(map(is_moment, specs)):
             advice += ", or leave --carry-moments out"
         raise InputError(
-            f"{folder}: cannot hold the {needed / 1e6:,.1f} MB that a rank stores of the wide "
+            f"{parent}: cannot hold the {needed / 1e6:,.1f} MB that a rank stores of the wide "
             f"model ({error.strerror or error}); {advice}"
         ) from error
 

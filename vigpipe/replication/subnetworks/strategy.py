@@ -54,7 +54,6 @@ class Subnetworks(OwnSteps):
         return draw_channels(sizes, self._position.num_teams, self._options.seed, self._round)
 
     def restore(self, progress: Mapping[str, Any], kept: Sequence[int]) -> None:
-        """Go on where an earlier run has rested, perhaps within a round."""
         super().restore(progress, kept)
         self._round = self.membership.first.joined[self._position.team]
         self.wide_rows.wide.choose(self._chosen()[self._position.team])
