@@ -246,8 +246,5 @@ class GradientReducer:
             self.compressor.commit(is_taken)
 
     def gather(self, values: Tensor) -> Tensor:
-        """Gather a vector (n,) from each rank that holds the same stages, in rank order: (D, n).
-
-        Of m ranks that share a replica's batch, each has a row, and there are D * m.
-        """
+        """Gather a vector (n,) from each rank with the same stages, in rank order: (D * m, n)."""
         return gather_vectors(values, self.group)

@@ -43,10 +43,7 @@ class Compressor:
 
     @torch.no_grad()
     def add_up(self, tensors: Sequence[Tensor], partner: int = ALL) -> list[Tensor]:
-        """Add up tensors, in the order of the parameters, over replicas; `commit` must follow.
-
-        The sums are bit for bit the same on every replica.
-        """
+        """Add up tensors of all parameters, with the same bits everywhere; `commit` must follow."""
         named = dict(zip(self._names, tensors, strict=True))
         for name, residual in self._residual.items():
             named[name] = named[name] + residual
@@ -57,10 +54,7 @@ class Compressor:
 
     @torch.no_grad()
     def commit(self, is_used: Tensor) -> None:
-        """Keep what the last sum has left out, if its result is used; otherwise forget the sum.
-
-        `is_used` is a scalar on the device, the same on all ranks.
-        """
+        """Keep what the last sum left out if `is_used`, a scalar on the device; else forget it."""
         for state, after in zip((self._residual, self._memory), self._next, strict=True):
             for name, new in after.items():
                 state[name].copy_(torch.where(is_used, new, state[name]))
