@@ -13,9 +13,13 @@ from vigpipe.files.untrusted import read_toml
 
 @dataclass(frozen=True)
 class Plan:
-    """The blocks of each stage; the stem belongs to the first stage, the readout to the last."""
+    """The blocks of each stage; the stem belongs to the first stage, the readout to the last.
 
-    stages: tuple[tuple[int, ...], ...]  # block numbers, consecutive, in the order of the model
+    Attributes:
+        stages: block numbers of every stage, consecutive and in the order of the model.
+    """
+
+    stages: tuple[tuple[int, ...], ...]
 
     @property
     def num_stages(self) -> int:
@@ -41,7 +45,11 @@ def describe_cut(stages: Sequence[Sequence[int]]) -> str:
 
 
 def even_plan(num_blocks: int, num_stages: int) -> Plan:
-    """Cut evenly, the first stages being the larger ones; InputError without a block for each."""
+    """Cut as evenly as the number of blocks allows; the first stages are the larger ones.
+
+    Raises:
+        InputError: there are more stages than blocks, or no stage at all.
+    """
     if not 1 <= num_stages <= num_blocks:
         raise InputError(
             f"--stages: {num_stages} stages for {num_blocks} blocks; a stage needs at least one "
@@ -56,7 +64,17 @@ def even_plan(num_blocks: int, num_stages: int) -> Plan:
 
 
 def read_plan(path: Path, model: str, num_blocks: int) -> Plan:
-    """Read a plan from a file, or one of vigpipe's by its name; InputError if it does not fit."""
+    """Read a plan file and check it against the model.
+
+    Args:
+        path: the file, in the format of stages/README.md, or the name of one of vigpipe's plans.
+        model: name of the model that the plan must be for.
+        num_blocks: number of blocks of that model.
+
+    Raises:
+        InputError: the file cannot be read, has an unknown or missing key, is for another model, or
+            does not give every block of the model to exactly one stage, in order.
+    """
     plans = {
         plan.stem: plan for plan in sorted(shipped("stages").glob("*.toml"), key=lambda p: p.stem)
     }
