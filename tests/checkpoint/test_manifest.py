@@ -21,7 +21,7 @@ from vigpipe.checkpoint.manifest import (
     verify,
 )
 from vigpipe.errors import InputError
-from vigpipe.files.digest import file_digest
+from vigpipe.files.untrusted import file_digest
 
 FILES = ("stage0-replica0.safetensors", "stage1-replica0.safetensors")
 PLAIN = Manifest(

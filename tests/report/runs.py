@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vigpipe.analysis.account import make_accounts
-from vigpipe.job.fill import Fill
-from vigpipe.job.rows import partial_batch
+from vigpipe.job.rows import Fill, partial_batch
 from vigpipe.parallel.layout import Layout
 from vigpipe.planning.simulate import StageCosts, simulate
 from vigpipe.run.folder import LOCK

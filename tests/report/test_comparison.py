@@ -6,7 +6,7 @@ from statistics import median
 import pytest
 
 from tests.report.runs import COMMIT, NUM_WARMUP, going_on, shared_run, write_run
-from vigpipe.job.fill import Fill
+from vigpipe.job.rows import Fill
 from vigpipe.report.comparison import differences, progress, ratios, run_table, settled_steps
 from vigpipe.report.fields import Fields
 from vigpipe.report.markup import Shortened

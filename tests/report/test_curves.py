@@ -6,7 +6,7 @@ import pytest
 
 from tests.report.runs import shared_run
 from tests.report.test_charts import traces
-from vigpipe.job.fill import Fill
+from vigpipe.job.rows import Fill
 from vigpipe.report import curves
 from vigpipe.report.read import Evaluation, SplitScore, StepMetrics, read_runs
 

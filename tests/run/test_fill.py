@@ -6,8 +6,7 @@ import torch
 from tests.oracle import images_of, shortened, with_images
 from vigpipe.config.options import TrainConfig
 from vigpipe.job.feed import Needs
-from vigpipe.job.fill import Fill
-from vigpipe.job.rows import partial_batch
+from vigpipe.job.rows import Fill, partial_batch
 from vigpipe.run.facts import Run, prepare
 
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from tabulate import tabulate
 from vigpipe.analysis.account import PARTS, Account, make_accounts
 from vigpipe.analysis.bubble import Bubble, explain_bubble, mean_times, predicted_spans
 from vigpipe.files.atomic import write_atomically
-from vigpipe.job.fill import members
+from vigpipe.job.rows import members
 from vigpipe.launch.device import peak_bytes
 from vigpipe.parallel.layout import Layout
 from vigpipe.run.facts import Run
@@ -42,7 +42,7 @@ class Timing:
     clock_error_seconds: float
     overhead: float  # share of a step that timing itself costs, of the rank that it costs most
     peak_bytes: list[int]  # of every rank
-    members: str = "samples"  # what batches are made of, `vigpipe.job.fill.members`
+    members: str = "samples"  # what batches are made of, `vigpipe.job.rows.members`
 
     @cached_property
     def accounts(self) -> list[Account]:

@@ -20,8 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vigpipe.errors import InputError
-from vigpipe.files.digest import file_digest
-from vigpipe.files.untrusted import read_json
+from vigpipe.files.untrusted import file_digest, read_json
 
 FORMAT = "vigpipe checkpoint 3"
 # Older formats, which are still read, with what they lack: --keep-best, and replicas that differ.

@@ -24,9 +24,8 @@ from vigpipe.data.stored import ImageId
 from vigpipe.data.tokens import SplitTokens
 from vigpipe.errors import InputError
 from vigpipe.job.feed import Needs
-from vigpipe.job.fill import Fill
 from vigpipe.job.job import TrialStep
-from vigpipe.job.rows import partial_batch
+from vigpipe.job.rows import Fill, partial_batch
 from vigpipe.model.gnn.columns import WideShare
 from vigpipe.model.slicing import Slicing
 from vigpipe.model.staged import StagedModel

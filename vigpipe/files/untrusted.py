@@ -1,5 +1,6 @@
 """Read small files that anybody may have written: never more than a limit, never from a pipe."""
 
+import hashlib
 import json
 import os
 import stat
@@ -27,6 +28,13 @@ def opened(path: Path) -> BufferedReader:
         os.close(descriptor)
         raise InputError(f"{path}: is not a regular file; give a file")
     return os.fdopen(descriptor, "rb")
+
+
+def file_digest(path: Path) -> tuple[int, str]:
+    """Return the size in bytes and the SHA-256 of a regular file; InputError if there is none."""
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        return size, hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:

@@ -8,7 +8,7 @@ fewer, and leaves micro-batches empty.
 from collections.abc import Iterator
 
 from vigpipe.graphs.samplers.sampler import Sampler
-from vigpipe.job.fill import Fill
+from vigpipe.job.rows import Fill
 from vigpipe.parallel.layout import Layout
 
 

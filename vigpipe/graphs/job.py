@@ -32,9 +32,8 @@ from vigpipe.graphs.score import NodeTally
 from vigpipe.graphs.sources import open_graph
 from vigpipe.graphs.split.sharding import ShardedByParts, ShardedByRows, Sharding, Unsharded
 from vigpipe.job.feed import Needs
-from vigpipe.job.fill import Fill
 from vigpipe.job.job import TrialStep
-from vigpipe.job.rows import partial_batch
+from vigpipe.job.rows import Fill, partial_batch
 from vigpipe.model.gnn.by_columns import ByColumns
 from vigpipe.model.gnn.columns import WideShare
 from vigpipe.model.gnn.create import create_graph_model

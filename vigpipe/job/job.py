@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol, Self
 
 from vigpipe.config.options import TrainConfig
 from vigpipe.job.feed import JobFeed
-from vigpipe.job.fill import Fill
+from vigpipe.job.rows import Fill
 from vigpipe.job.score import JobScores
 from vigpipe.model.slicing import Slicing
 from vigpipe.model.staged import StagedModel

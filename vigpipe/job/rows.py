@@ -1,13 +1,27 @@
-"""What the rows of metrics.jsonl say of the samples of a step, for every kind of job."""
+"""What there is to say of the samples of a step, also in rows of metrics.jsonl, for every job."""
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
-
-from vigpipe.job.fill import Fill
+from typing import Any, NamedTuple
 
 RATE = "_per_second"  # ends the name of a row's throughput, which begins with what is counted
 PARTIAL_BATCH, FULL_BATCH = "partial_batch", "full_batch"  # fields of `Fill` in a row
+
+
+class Fill(NamedTuple):
+    """How much of a full batch a step takes, over all replicas that take it together."""
+
+    samples: int  # images, or sub-graphs of one large graph
+    full_batch: int
+
+    @property
+    def is_full(self) -> bool:
+        return self.samples >= self.full_batch
+
+
+def members(unit: str) -> str:
+    """Return what batches are made of in a job that counts images or nodes."""
+    return "sub-graphs" if unit == "nodes" else "samples"
 
 
 def partial_batch(fill: Fill) -> dict[str, float]:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from vigpipe.job.fill import Fill
+from vigpipe.job.rows import Fill
 from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.parallel.layout import Layout
 

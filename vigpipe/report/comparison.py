@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
 
-from vigpipe.job.fill import Fill, members
+from vigpipe.job.rows import Fill, members
 from vigpipe.job.score import SHARES, name_of
 from vigpipe.report import durations
 from vigpipe.report.curves import small_batches

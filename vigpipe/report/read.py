@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from vigpipe.errors import InputError
 from vigpipe.files.untrusted import read_text, read_toml
-from vigpipe.job.fill import Fill
-from vigpipe.job.rows import FULL_BATCH, PARTIAL_BATCH, RATE, unit_in
+from vigpipe.job.rows import FULL_BATCH, PARTIAL_BATCH, RATE, Fill, unit_in
 from vigpipe.job.score import SHARES
 from vigpipe.report.fields import Fields, parse_object
 from vigpipe.report.replica_files import ReportedReplicas, read_replicas

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from vigpipe.analysis.account import PARTS
-from vigpipe.job.fill import members
+from vigpipe.job.rows import members
 from vigpipe.report import charts, durations
 from vigpipe.report.charts import as_html
 from vigpipe.report.markup import (

@@ -12,8 +12,8 @@ import torch
 from vigpipe.config.options import TrainConfig
 from vigpipe.config.resolve import resolved
 from vigpipe.errors import InputError
-from vigpipe.job.fill import Fill
 from vigpipe.job.job import Job
+from vigpipe.job.rows import Fill
 from vigpipe.model.blocks import FewNodesWarning
 from vigpipe.model.slicing import INPUT
 from vigpipe.model.staged import StagedModel

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vigpipe.job.feed import Feed, Merged, Needs
-from vigpipe.job.fill import Fill
+from vigpipe.job.rows import Fill
 from vigpipe.launch.device import ToHost, record_graph, runs_ahead, send
 from vigpipe.model.gnn.columns import WideShare
 from vigpipe.model.regions import listening

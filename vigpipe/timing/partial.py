@@ -64,7 +64,7 @@ def _in_milliseconds(seconds: Sequence[float]) -> str:
 def partial_sentence(batch: PartialBatch, members: str = "samples") -> str:
     """Say how long the steps with a partial batch took, and whether other figures count them.
 
-    `members` names what batches are made of; see `vigpipe.job.fill.members`.
+    `members` names what batches are made of; see `vigpipe.job.rows.members`.
     """
     number, (one, several) = len(batch.seconds), STEPS[batch.phase]
     others = "other figures leave it out"

@@ -1,6 +1,7 @@
 """What ranks store of a wide model, and the slices that travel: by brute force, whole."""
 
 import re
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, partial
@@ -227,7 +228,7 @@ def test_tensors_travel_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None
 # The weights are 464 numbers of 8 bytes, and so are their moments.
 @pytest.mark.parametrize(("carries", "most"), [(False, 1_000), (True, 6_000)])
 def test_a_full_disk_is_one_sentence(carries: bool, most: int) -> None:
-    message = "cannot hold the 0.0 MB .*TMPDIR.*larger disk"
+    message = f"^{tempfile.gettempdir()}: cannot hold the 0.0 MB .*TMPDIR.*larger disk"
     message += ", or leave --carry-moments out$" if carries else "$"
     with files_of_at_most(most), pytest.raises(InputError, match=message):
         run_threads(1, lambda ranks: rows_of("gcn", ranks, carries=carries))

@@ -8,8 +8,8 @@ import numpy as np
 from safetensors import safe_open
 
 from vigpipe.errors import InputError
-from vigpipe.files.digest import file_digest
 from vigpipe.files.names import escaped
+from vigpipe.files.untrusted import file_digest
 from vigpipe.graphs.graph import are_rows
 from vigpipe.graphs.prepared.manifest import FileFacts
 

@@ -14,9 +14,9 @@ from safetensors.numpy import save_file
 from scipy.sparse import csr_array
 
 from vigpipe.errors import InputError
-from vigpipe.files.digest import file_digest
 from vigpipe.files.names import escaped
 from vigpipe.files.outputs import check_new_folder
+from vigpipe.files.untrusted import file_digest
 from vigpipe.graphs.features import Scaling, num_stored
 from vigpipe.graphs.graph import Graph, sort_rows
 from vigpipe.graphs.partitions.partition import Partition
