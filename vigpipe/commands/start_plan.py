@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vigpipe.commands.cluster import check_cluster, ranks_to_measure
 from vigpipe.config.choices import OF_LAYERS
-from vigpipe.config.options import as_given
+from vigpipe.config.options import as_given, given
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.config.verbs import PlanConfig
 from vigpipe.errors import InputError
@@ -87,17 +87,16 @@ def _run_plan_ways(config: PlanConfig, ranks: int, arguments: Sequence[str]) -> 
 
 def _check_ways(config: PlanConfig, ranks: int) -> None:
     """Raise InputError for options that do not go with --ranks."""
-    given = f"--ranks {ranks}"
+    to_use = f"--ranks {ranks}"
     if ranks < 2:
-        raise InputError(f"{given}: must be at least 2, so that there are ways to choose from")
+        raise InputError(f"{to_use}: must be at least 2, so that there are ways to choose from")
     if MODEL_DEFAULTS[config.model].job != "graph":
         raise InputError(
-            f"{given}: compares ways to train on one graph, and {config.model} is a model of "
+            f"{to_use}: compares ways to train on one graph, and {config.model} is a model of "
             "images; give --stages and --dp instead, or another --model"
         )
-    for name in (*CHOSEN, *UNUSED):
-        if (value := getattr(config, name)) != getattr(PlanConfig, name):
-            why = "all ways to use the ranks are compared"
-            if name in UNUSED:
-                why = "costs are those of plain steps, and the choice is always explained"
-            raise InputError(f"{as_given(name, value)}: with {given} {why}; leave one of them out")
+    for name, value in given(config, (*CHOSEN, *UNUSED), PlanConfig).items():
+        why = "all ways to use the ranks are compared"
+        if name in UNUSED:
+            why = "costs are those of plain steps, and the choice is always explained"
+        raise InputError(f"{as_given(name, value)}: with {to_use} {why}; leave one of them out")

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from vigpipe.config.options import TrainConfig, as_given, check_numbers
+from vigpipe.config.options import TrainConfig, as_given, check_numbers, given
 from vigpipe.config.verbs import PredictConfig
 from vigpipe.errors import InputError
 from vigpipe.launch.environment import from_environment
@@ -18,17 +18,17 @@ OF_GRAPHS = ("data_dir", "download", "split", "seed")
 _CHECKED = ("seed", "image_size", "batch_size", "threads", "timeout")  # as those of train
 
 
-def run_predict(config: PredictConfig, given: Sequence[Path], arguments: Sequence[str]) -> int:
+def run_predict(config: PredictConfig, images: Sequence[Path], arguments: Sequence[str]) -> int:
     """Run `vigpipe predict` on files and folders, with ranks as for training; return the code."""
     launch = from_environment(os.environ)
 
     def run() -> int:
-        _check(config, given)
+        _check(config, images)
         if launch.launcher == "alone" and (config.stages != 1 or config.dp > 1):
             preload(COMMAND_LINE, "vigpipe.commands.predict")
         from vigpipe.commands.predict import start_or_predict  # imports torch
 
-        return start_or_predict(config, given, arguments, launch)
+        return start_or_predict(config, images, arguments, launch)
 
     return run_rank(run, launch)
 
@@ -46,10 +46,8 @@ def _check(config: PredictConfig, images: Sequence[Path]) -> None:
             )
         others = OF_IMAGES
         advice = "is for images, and the nodes of a graph are predicted all at once; leave it out"
-    for name in others:
-        value = getattr(config, name)
-        if value != getattr(PredictConfig, name):  # its default
-            raise InputError(f"{as_given(name, value)}: {advice}")
+    for name, value in given(config, others, PredictConfig).items():
+        raise InputError(f"{as_given(name, value)}: {advice}")
     check_numbers(TrainConfig(**{name: getattr(config, name) for name in _CHECKED}))
     if isinstance(config.stages, int):  # otherwise a plan says how many
         Layout(

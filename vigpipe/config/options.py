@@ -422,10 +422,12 @@ class TrainConfig:
 OPTIONS = facts_of(TrainConfig)
 
 
-def given(config: TrainConfig, names: Iterable[str] = OPTIONS) -> dict[str, Any]:
-    """Return those of the options that have another value than training's default."""
+def given(
+    config: object, names: Iterable[str] = OPTIONS, defaults: type = TrainConfig
+) -> dict[str, Any]:
+    """Return those of the options that have another value than by default, in training if unsaid."""
     values = {name: getattr(config, name) for name in names}
-    return {name: value for name, value in values.items() if value != getattr(TrainConfig, name)}
+    return {name: value for name, value in values.items() if value != getattr(defaults, name)}
 
 
 def of_sampler(sampler: str | None = None) -> list[str]:
