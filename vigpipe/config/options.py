@@ -425,7 +425,7 @@ OPTIONS = facts_of(TrainConfig)
 def given(
     config: object, names: Iterable[str] = OPTIONS, defaults: type = TrainConfig
 ) -> dict[str, Any]:
-    """Return those of the options that have another value than by default, in training if unsaid."""
+    """Return those of the options that have another value than in `defaults`."""
     values = {name: getattr(config, name) for name in names}
     return {name: value for name, value in values.items() if value != getattr(defaults, name)}
 

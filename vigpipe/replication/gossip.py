@@ -28,14 +28,14 @@ statistics. That does not depend on the number of replicas. With --compress they
 """
 
 import random
-from typing import Any
 
 from torch import Tensor
 
 from vigpipe.replication.decisions import ALL, NO_STEP, OWN_GRADIENTS, Action, Decision
-from vigpipe.replication.member import Member, Waiting
+from vigpipe.replication.member import Member, Rules, Waiting
 from vigpipe.replication.own_steps import OwnSteps
-from vigpipe.replication.table import Table
+from vigpipe.replication.record import Recorded
+from vigpipe.replication.table import SharedTable, Table
 
 NOBODY = -1
 
@@ -43,10 +43,12 @@ NOBODY = -1
 class GossipMember(Member):
     """A replica that is averaged with one other at a time."""
 
-    def __init__(self, *own: Any) -> None:
-        super().__init__(*own)
-        self._random = random.Random(f"{self.rules.seed} {self._index}")
-        self._drew_at = self.see().taken[self._index]  # number of its steps when it drew last
+    def __init__(
+        self, table: SharedTable, replica_index: int, rules: Rules, recorded: Recorded | None = None
+    ) -> None:
+        super().__init__(table, replica_index, rules, recorded)
+        self._random = random.Random(f"{rules.seed} {replica_index}")
+        self._drew_at = self.rested.taken[replica_index]  # number of its steps when it drew last
         self._met_at = 0  # the step in or after which it met a partner last
 
     def average(self, *, in_step: bool) -> Waiting[Decision]:

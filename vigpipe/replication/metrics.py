@@ -53,8 +53,14 @@ def summarize_replicas(
 
 
 SERVER = (
-    *("updates", "mean staleness", "updates by staleness"),
-    *("worked", "waited", "exchanged", "sent", "peak memory"),
+    "updates",
+    "mean staleness",
+    "updates by staleness",
+    "worked",
+    "waited",
+    "exchanged",
+    "sent",
+    "peak memory",
 )
 EVENNESS = ("", "CV", "imbalance", "efficiency")
 

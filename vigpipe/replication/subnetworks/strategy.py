@@ -13,11 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vigpipe.config.options import TrainConfig
 from vigpipe.launch.device import return_freed_memory
 from vigpipe.parallel.counterparts import Counterparts
+from vigpipe.replication.course import Course
 from vigpipe.replication.decisions import Action, Decision
-from vigpipe.replication.own_steps import OwnSteps
+from vigpipe.replication.own_steps import OwnSteps, Weights
 from vigpipe.replication.periodic import PeriodicMember
+from vigpipe.replication.position import Position
+from vigpipe.replication.record import Recorded
 from vigpipe.replication.strategy import Item, Loop
 from vigpipe.replication.subnetworks.draws import Channels, draw_channels
 from vigpipe.replication.subnetworks.rows import Wide, WideRows
@@ -43,9 +47,17 @@ class Subnetworks(OwnSteps):
     _round = 0
     _is_being_saved = False  # whether a checkpoint may still be reading what is stored
 
-    def __init__(self, wide: Wide, *own: Any) -> None:
-        super().__init__(*own)
-        self.wide_rows = WideRows(wide, self._position.across_teams)  # what this rank stores of it
+    def __init__(
+        self,
+        wide: Wide,
+        options: TrainConfig,
+        course: Course,
+        position: Position,
+        weights: Weights,
+        recorded: Sequence[Recorded] | None = None,
+    ) -> None:
+        super().__init__(options, course, position, weights, recorded)
+        self.wide_rows = WideRows(wide, position.across_teams)  # what this rank stores of it
         self.wide_rows.take(self._chosen())
 
     def _chosen(self) -> list[Channels]:
