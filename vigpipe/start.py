@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pkgutil import resolve_name
 from typing import Any
 
+from vigpipe.config.of_weights import follow_weights
 from vigpipe.config.options import TrainConfig, flag
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.config.resolve import resolved
@@ -52,15 +53,16 @@ def run_on_ranks(
 
     def run() -> int:
         threads_per_rank(config.threads, 1, os.environ)  # refuses too many before torch starts any
+        followed = follow_weights(config)
         if check is not None:
-            check(config)
-        _check_options(config, launch, trains=trains, any_strategy=trains or any_strategy)
-        _preload(config, launch, main)
+            check(followed)
+        _check_options(followed, launch, trains=trains, any_strategy=trains or any_strategy)
+        _preload(followed, launch, main)
         # torch is imported here, while the process that ranks are forked from imports it too.
         from vigpipe.ranks import run_world
 
         return run_world(
-            config, arguments, work_as_rank, launch, writes, failures, trains=trains, main=main
+            followed, arguments, work_as_rank, launch, writes, failures, trains=trains, main=main
         )
 
     return run_rank(run, launch, failures)

@@ -8,8 +8,8 @@ from tests.full_disk import files_of_at_most
 from tests.refusals import check_refusals
 from vigpipe.checkpoint.weights_file import gather_named, save_rows, save_weights
 from vigpipe.errors import InputError
+from vigpipe.files.weights_metadata import read_metadata
 from vigpipe.model import mapped
-from vigpipe.model.metadata import read_metadata
 
 
 def test_what_was_gathered_no_longer_changes_with_training():

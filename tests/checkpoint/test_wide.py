@@ -15,8 +15,8 @@ from vigpipe.checkpoint.saver import Saver, rank_file_name
 from vigpipe.checkpoint.state import replica_prefix
 from vigpipe.checkpoint.wide import assemble, export_wide, wide_shapes
 from vigpipe.errors import InputError
+from vigpipe.files.weights_metadata import read_metadata
 from vigpipe.model import mapped
-from vigpipe.model.metadata import read_metadata
 from vigpipe.model.slicing import Side, Slicing
 
 A, B, N_A, N_B = Side("a"), Side("b"), 88, 136

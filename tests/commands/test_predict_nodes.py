@@ -18,12 +18,12 @@ from vigpipe.cli import main
 from vigpipe.config.choices import GnnModel
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
+from vigpipe.files.weights_metadata import read_metadata
 from vigpipe.graphs.graph import TEST
 from vigpipe.graphs.job import GraphJob
 from vigpipe.graphs.samplers.whole import all_edges
 from vigpipe.inference.predict import most_likely
 from vigpipe.inference.predict_nodes import NodePrediction
-from vigpipe.model.metadata import read_metadata
 from vigpipe.model.variants import create_model
 from vigpipe.run.facts import prepare
 

@@ -26,7 +26,7 @@ from vigpipe.config.options import (
 from vigpipe.config.recipes import RECIPES
 from vigpipe.data.loss import Loss
 from vigpipe.errors import InputError
-from vigpipe.model.metadata import read_metadata
+from vigpipe.files.weights_metadata import read_metadata
 from vigpipe.run.batches import batches
 from vigpipe.run.evaluation import evaluate
 from vigpipe.run.facts import prepare

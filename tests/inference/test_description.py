@@ -112,7 +112,7 @@ ODD_METADATA = [
     ({"img_size": "8by8"}, "8by8"),
     ({"class_names": json.dumps(["a", "b"])}, "2 names for 3 classes"),
     ({"class_names": "{"}, "metadata"),
-    ({"norm": "spectral"}, "'spectral'.*batch, layer, group"),
+    ({"norm": "spectral"}, "spectral, expected batch or layer or group"),
     ({"in_chans": "4"}, r"4 channels.*grey \(1\) or colour \(3\)"),
 ]
 

@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.full_disk import files_of_at_most
 from vigpipe.errors import InputError
+from vigpipe.files.weights_metadata import read_metadata
 from vigpipe.model import mapped
-from vigpipe.model.metadata import read_metadata
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
 

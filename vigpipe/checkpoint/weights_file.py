@@ -1,4 +1,4 @@
-"""Write files of trained weights under the unsplit model's names, with `model.metadata`."""
+"""Write files of trained weights under the unsplit model's names, with metadata."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -45,7 +45,7 @@ def save_run_weights(rank_state: "RankState", path: Path) -> None:
 def save_weights(
     path: Path, state: dict[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write an unsplit model's state dict, with `model.metadata`, or raise InputError."""
+    """Write an unsplit model's state dict, with metadata, or raise InputError."""
     tensors = {name: tensor.contiguous() for name, tensor in state.items()}
     with told_if_unwritable(str(path), MAKE_ROOM), replacing(path) as partial:
         write_tensors(partial, tensors, {"format": "pt", **(metadata or {})})

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from vigpipe.commands.cluster import check_cluster, ranks_to_measure
 from vigpipe.config.choices import OF_LAYERS
+from vigpipe.config.of_weights import follow_weights
 from vigpipe.config.options import as_given, given
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.config.verbs import PlanConfig
@@ -27,6 +28,7 @@ UNUSED = ("explain", "compress")
 
 def run_plan(config: PlanConfig, arguments: Sequence[str]) -> int:
     """Run `vigpipe plan`, on ranks that measure how much they slow each other down."""
+    config = follow_weights(config)
     if config.sparse_threads:
         raise InputError(
             f"--sparse-threads {config.sparse_threads}: vigpipe plan measures ranks that sum and "

@@ -33,6 +33,7 @@ class Facts:
     bounds: tuple[float, float] | None = None  # the least and the largest number that it may be
     job: JobName | None = None  # the kind of models that it is for; None for all
     differs: Differs = "never"
+    in_weights: bool = False  # whether a file of trained weights says what it was
     when: tuple[When, ...] = ()  # so that it counts; otherwise it must keep its default
     # What it is where it counts and is left open; or that by the value of the last `when`'s option.
     filled: Any = None

@@ -64,8 +64,9 @@ class TrainConfig:
     One that counts only where others say something, as those of a sampler do, has a default there.
 
     Attributes:
-        model: the model to train.
-        weights: file of initial weights, from a vigpipe run or from the reference code.
+        model: the model to train; with weights of a run, that of the file.
+        weights: file of initial weights, from a vigpipe run or from the reference code. What the
+            file of a run says of its model, the run follows.
         new_classifier: load all initial weights except the last layer's, to train on other classes.
         graph: how the blocks find neighbours: knn, grid, window, pattern, reuse or lookahead, or a
             comma-separated list of these, which is repeated over the blocks.
@@ -289,21 +290,21 @@ class TrainConfig:
 
     model: choices.Model = _model("vig_digits", short=True)
     weights: Path | None = _model(None, short=True, differs="always")
-    new_classifier: bool = _model(False, job="images", differs="always")
-    graph: str | None = _model(None, job="images")
-    aggregator: str | None = _model(None)
+    new_classifier: bool = _model(False, differs="always")
+    graph: str | None = _model(None, job="images", in_weights=True)
+    aggregator: str | None = _model(None, in_weights=True)
     stochastic_dilation: float = _model(0.0, bounds=(0, 1), job="images")
-    stem_stride: int | None = _model(None, bounds=(1, 1 << 10), job="images")
-    norm: choices.Norm | choices.GraphNorm | None = _model(None)
+    stem_stride: int | None = _model(None, bounds=(1, 1 << 10), job="images", in_weights=True)
+    norm: choices.Norm | choices.GraphNorm | None = _model(None, in_weights=True)
     drop_path: float | None = _model(None, bounds=(0, 0.99), job="images")
     dropout: float = _model(0.0, short=True, bounds=(0, 0.99))
-    compat: choices.Compat | None = _model(None, job="images")
+    compat: choices.Compat | None = _model(None, job="images", in_weights=True)
     impl: choices.Impl = _model("fused", differs="resumed")
     compile: bool = _model(False, job="images", differs="resumed")
     cuda_graph: bool | None = _model(None, job="images", differs="resumed")
-    layers: int | None = _model(None, short=True, bounds=(1, 1 << 12), job="graph")
-    width: int | None = _model(None, short=True, bounds=(1, 1 << 20), job="graph")
-    heads: int | None = _model(None, bounds=(1, 1 << 12), job="graph")
+    layers: int | None = _model(None, short=True, bounds=(1, 1 << 12), job="graph", in_weights=True)
+    width: int | None = _model(None, short=True, bounds=(1, 1 << 20), job="graph", in_weights=True)
+    heads: int | None = _model(None, bounds=(1, 1 << 12), job="graph", in_weights=True)
     dtype: choices.Dtype = _model("float32")
     tf32: bool = _model(False, differs="resumed")
     data: str = _data("digits", short=True, differs="always")
@@ -323,8 +324,8 @@ class TrainConfig:
     workers: int = _data(0, short=True, bounds=(0, 256), job="images", differs="always")
     skip_bad_images: bool = _data(False, job="images", differs="always")
     validation: float = _data(0.0, short=True, job="images")
-    features: choices.Features | None = _data(None, job="graph")
-    symmetric: bool | None = _data(None, job="graph")
+    features: choices.Features | None = _data(None, job="graph", in_weights=True)
+    symmetric: bool | None = _data(None, job="graph", in_weights=True)
     sampler: choices.Sampler | None = _data(None, short=True, job="graph")
     partition: choices.Partition | None = _sampled("parts", short=True, filled="metis")
     parts: int | None = _sampled("parts", short=True, bounds=(1, 1 << 30), filled=40)

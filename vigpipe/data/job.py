@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vigpipe.config.choices import Norm
+from vigpipe.config.of_weights import options_in_weights
 from vigpipe.config.options import TrainConfig, parse_image_size, uses_timm
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.data.augment import Augmentation
@@ -53,6 +54,10 @@ class ImageJob:
 
     def with_options(self, config: TrainConfig) -> "ImageJob":
         return replace(self, config=config)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.source.class_names
 
     @property
     def passes(self) -> tuple[tuple[str, ...], ...]:
@@ -249,11 +254,7 @@ class ImageJob:
             "std": pixels.image_std,
             "crop_pct": config.crop_pct,
             "class_names": json.dumps(source.class_names, ensure_ascii=False),
-            "norm": config.norm,
-            "graph": config.graph,
-            "aggregator": config.aggregator,
-            "stem_stride": config.stem_stride,
-            "compat": config.compat,
+            **options_in_weights(config),
         }
 
     def summary(self) -> dict[str, object]:

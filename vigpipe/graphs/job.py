@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vigpipe.config.choices import OF_LAYERS, GnnModel, GraphNorm
 from vigpipe.config.halo import parse_halo
+from vigpipe.config.of_weights import options_in_weights
 from vigpipe.config.options import TrainConfig, of_sampler
 from vigpipe.errors import InputError
 from vigpipe.graphs.features import are_sparse
@@ -75,6 +76,10 @@ class GraphJob:
     def partition(self) -> Partition | None:
         """The parts that sub-graphs are made of at first; None if these are not made of parts."""
         return self.sampler.generations.partition(1) if isinstance(self.sampler, Parts) else None
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.graph.class_names
 
     @property
     def passes(self) -> tuple[tuple[str, ...], ...]:
@@ -320,14 +325,13 @@ class GraphJob:
         return {**options, "graph": self.graph.sha256}
 
     def weights_metadata(self) -> dict[str, object]:
-        config, graph = self.config, self.graph
-        names = "layers", "width", "heads", "aggregator", "norm", "features", "symmetric"
+        graph = self.graph
         return {
             "num_classes": graph.num_classes,
             "num_features": graph.num_features,
             "multi_label": graph.is_multi_label,
             "class_names": json.dumps(graph.class_names, ensure_ascii=False),
-            **{name: getattr(config, name) for name in names},
+            **options_in_weights(self.config),
         }
 
     def summary(self) -> dict[str, object]:

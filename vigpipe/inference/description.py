@@ -4,14 +4,15 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from vigpipe.config.choices import GRAPH_MODELS, MODELS, NORMS, Compat
+from vigpipe.config.choices import GRAPH_MODELS, MODELS
+from vigpipe.config.of_weights import said_options
 from vigpipe.config.options import TrainConfig, parse_image_size, with_model_defaults
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.data.formats.folders import Files
@@ -20,14 +21,13 @@ from vigpipe.data.split import Preparation, Split
 from vigpipe.data.stored import InMemory, Load, Look, StoredImages
 from vigpipe.data.texts import pack
 from vigpipe.errors import InputError
+from vigpipe.files.weights_metadata import class_names, image_preparation, metadata_if_any
 from vigpipe.model.blocks import FewNodesWarning
 from vigpipe.model.identify import identify
-from vigpipe.model.metadata import class_names, image_preparation, read_metadata
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.variants import VIG_SHAPES, create_model, pretrained_cfg
 from vigpipe.model.weights import match_state, read_weights, to_reference_names
 
-OPTIONS = ("norm", "graph", "aggregator", "stem_stride", "compat")
 NUM_IMAGENET_CLASSES = 1000
 # vig_study is not in timm's registry, so it has no pretrained_cfg.
 STUDY: dict[str, Any] = {"num_classes": 10, "input_size": (3, 32, 32)}
@@ -45,7 +45,7 @@ class ModelDescription:
     std: float  # that the pixels are divided by afterwards
     crop_pct: float  # fraction of the side of a resized image that is kept
     class_names: tuple[str, ...] = ()  # by label; empty if the file has no names
-    # Those in OPTIONS that the file gives, as arguments of `create_model`.
+    # Those of training that the file gives, as arguments of `create_model`.
     options: dict[str, Any] = field(default_factory=dict)
 
     def build(self) -> StagedModel:
@@ -114,10 +114,7 @@ def read_description(
                 f"--model: say which model, or give --weights; the models are {', '.join(MODELS)}"
             )
         return _describe({}, model, image_size, Path())
-    try:
-        metadata = read_metadata(weights)
-    except InputError:  # a torch file, or a file for which read_weights below has a better message
-        metadata = {}
+    metadata = metadata_if_any(weights)
     if "model" in metadata:
         if model not in (None, metadata["model"]):
             raise InputError(
@@ -171,12 +168,7 @@ def _describe(
     size = parse_image_size(image_size or metadata.get("img_size")) or published["input_size"][1:]
     text = f"{size[0]}x{size[1]}"
     config = with_model_defaults(TrainConfig(model=model, image_size=text))  # pyright: ignore[reportArgumentType]
-    options: dict[str, Any] = {k: metadata[k] for k in OPTIONS if metadata.get(k)}
-    if "stem_stride" in options:
-        options["stem_stride"] = int(options["stem_stride"])
-    for name, choices in (("norm", NORMS), ("compat", get_args(Compat))):
-        if options.get(name, choices[0]) not in choices:
-            raise ValueError(f"{name} is {options[name]!r}, not one of {', '.join(choices)}")
+    options = said_options({**metadata, "model": model}, weights)
     preparation = {
         "mean": defaults.image_mean,
         "std": defaults.image_std,

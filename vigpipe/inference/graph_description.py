@@ -3,26 +3,23 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
-from vigpipe.config.choices import GRAPH_MODELS, Features, GnnModel, GraphNorm
+from vigpipe.config.choices import GRAPH_MODELS, GnnModel
+from vigpipe.config.of_weights import count_in, said_options, truth_in
 from vigpipe.errors import InputError
 from vigpipe.files.names import escaped
+from vigpipe.files.weights_metadata import (
+    class_names,
+    metadata_if_any,
+    read_metadata,
+    unusable,
+)
 from vigpipe.graphs.graph import Graph
 from vigpipe.model.gnn.create import create_graph_model
 from vigpipe.model.gnn.model import GraphModel
-from vigpipe.model.metadata import class_names, read_metadata
 
-_COUNTS = ("num_classes", "num_features", "layers", "width", "heads")
-_CHOICES: dict[str, tuple[Any, ...]] = {
-    "multi_label": ("False", "True"),
-    "symmetric": ("False", "True"),
-    "norm": get_args(GraphNorm),
-    "features": get_args(Features),
-}
-_MODEL_OPTIONS = ("layers", "width", "heads", "aggregator", "norm", "features", "symmetric")
-_MAY_BE_ABSENT = ("heads",)  # a model without attention has none
-_MOST = 1 << 30  # the largest count that is believed
+_NEEDED = ("layers", "width", "norm", "features", "symmetric")
 
 
 @dataclass(frozen=True)
@@ -77,10 +74,7 @@ class GraphDescription:
 
 def graph_model_in(weights: Path) -> str | None:
     """Return the name of the graph model that a file holds; None if it does not name one."""
-    try:
-        name = read_metadata(weights).get("model")
-    except InputError:  # whoever reads the whole file words its error better
-        return None
+    name = metadata_if_any(weights).get("model")
     return name if name in GRAPH_MODELS else None
 
 
@@ -100,37 +94,17 @@ def describe_graph_model(
             f"--data {data}: is for a model of a graph ({', '.join(GRAPH_MODELS)}), but {weights} "
             f"{what}; give the model.safetensors of such a run, or name image files instead"
         )
-    facts: dict[str, Any] = {}
-    for name in _COUNTS:
-        text = metadata.get(name, "")
-        if text.isdecimal() and text.isascii() and len(text) < 11 and 1 <= int(text) <= _MOST:
-            facts[name] = int(text)
-        elif text or name not in _MAY_BE_ABSENT:
-            raise _unusable(weights, name, text, "a number from 1")
-    for name, choices in _CHOICES.items():
-        text = metadata.get(name, "")
-        if text not in choices:
-            raise _unusable(weights, name, text, " or ".join(choices))
-        facts[name] = text == "True" if choices == ("False", "True") else text
-    facts["aggregator"] = metadata.get("aggregator")
-    names = class_names(metadata, weights)
-    if names and len(names) != facts["num_classes"]:
-        wanted = f"{facts['num_classes']} names"
-        raise _unusable(weights, "class_names", f"{len(names)} names", wanted)
-    return GraphDescription(
-        weights,
-        cast("GnnModel", model),
-        facts["num_classes"],
-        facts["num_features"],
-        facts["multi_label"],
-        names,
-        {name: facts[name] for name in _MODEL_OPTIONS if facts.get(name) is not None},
+    options = said_options(metadata, weights)
+    for name in _NEEDED:
+        if name not in options:
+            raise unusable(weights, name, "", "what its run had")
+    num_classes, num_features = (
+        count_in(metadata, name, weights) for name in ("num_classes", "num_features")
     )
-
-
-def _unusable(weights: Path, name: str, text: str, wanted: str) -> InputError:
-    given = escaped(text, 40) or "nothing"
-    return InputError(
-        f"{weights}: its metadata give {name} as {given}, expected {wanted}; write the file again "
-        "with vigpipe train"
+    names = class_names(metadata, weights)
+    if names and len(names) != num_classes:
+        raise unusable(weights, "class_names", f"{len(names)} names", f"{num_classes} names")
+    multi_label = truth_in(metadata, "multi_label", weights)
+    return GraphDescription(
+        weights, cast("GnnModel", model), num_classes, num_features, multi_label, names, options
     )

@@ -43,6 +43,11 @@ class JobFacts(Protocol):
         ...
 
     @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes by label; those without names are called after their labels."""
+        ...
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Sentences that the user should read before the run."""
         ...

@@ -80,6 +80,13 @@ class StagedModel(nn.Module):
         """
         raise NotImplementedError
 
+    def classifier(self) -> tuple[str, dict[str, int]]:
+        """Return what the names of the last layer's tensors begin with, and how they go on.
+
+        For each that has an entry by class, it says in which dimension.
+        """
+        raise NotImplementedError
+
     def set_impl(self, impl: Impl) -> None:
         """Use the fused operators where there are any, or the plain ones everywhere."""
         for module in self.modules():

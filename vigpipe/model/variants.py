@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from vigpipe.config.choices import MODELS, Divided, Impl, Norm
 from vigpipe.errors import InputError
+from vigpipe.files.weights_metadata import class_names, image_preparation, metadata_if_any
 from vigpipe.model.blocks import VigShape, reduced, stem_strides
-from vigpipe.model.metadata import class_names, image_preparation, read_metadata
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.study import VigStudy
 from vigpipe.model.vig import VisionGnn
@@ -161,10 +161,7 @@ def create_model(
 
 def cfg_of_file(model: VisionGnn, path: Path) -> dict[str, Any]:
     """Return a model's configuration for timm, with what the metadata of its weights file add."""
-    try:
-        metadata = read_metadata(path)
-    except InputError:  # torch files have no metadata
-        metadata = {}
+    metadata = metadata_if_any(path)
     cfg, names = model.pretrained_cfg, class_names(metadata, path)
     facts = {"mean": cfg["mean"][0], "std": cfg["std"][0], "crop_pct": cfg["crop_pct"]}
     facts |= image_preparation(metadata, path)

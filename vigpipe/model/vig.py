@@ -277,6 +277,9 @@ class VisionGnn(StagedModel):
             sides |= bound(self.prediction, "prediction.", self.prediction.roles, channels)
         return Slicing.of(self.state_dict(), sides)
 
+    def classifier(self) -> tuple[str, dict[str, int]]:
+        return "prediction.4.", {"weight": 0, "bias": 0}
+
     def set_detect_anomaly(self, enable: bool) -> None:
         for name, grapher in self._graphers():
             grapher.detect_anomaly = f"block {name}" if enable else ""

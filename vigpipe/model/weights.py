@@ -24,6 +24,7 @@ from vigpipe.files.pickled import imported_by
 from vigpipe.model.blocks import reduced
 from vigpipe.model.grapher import Grapher
 from vigpipe.model.position import Grid, resized_embedding
+from vigpipe.model.staged import StagedModel
 from vigpipe.model.vig import VisionGnn
 
 # Keys under which training scripts store the state dict; the first that is present is taken. The
@@ -31,7 +32,6 @@ from vigpipe.model.vig import VisionGnn
 AVERAGED = ("state_dict_ema", "model_ema")
 WRAPPERS = ("state_dict", "model", *AVERAGED)
 PREFIXES = ("module.", "_orig_mod.")  # added by DistributedDataParallel and by torch.compile
-CLASSIFIER = "prediction.4."
 PLAIN = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
@@ -248,9 +248,10 @@ def match_state(
     model_state = model.state_dict()
     matched = with_relative_positions(state, model_state, model)
     if new_classifier:
-        matched |= {
-            name: tensor for name, tensor in model_state.items() if name.startswith(CLASSIFIER)
-        }
+        assert isinstance(model, StagedModel)
+        last, _ = model.classifier()
+        matched = {name: tensor for name, tensor in matched.items() if not name.startswith(last)}
+        matched |= {name: model_state[name] for name in model_state if name.startswith(last)}
     embedding, target = matched.get("pos_embed"), model_state.get("pos_embed")
     if embedding is not None and target is not None and _is_embedding(embedding, target):
         size = target.shape[2], target.shape[3]
@@ -258,18 +259,38 @@ def match_state(
     differences = Differences.between(matched, model_state)
     if differences.count:
         advice = "choose the model and the options that the weights were trained with"
-        last = matched.get("prediction.4.weight"), model_state.get("prediction.4.weight")
-        if last[0] is not None and last[1] is not None and len(last[0]) != len(last[1]):
+        there, wanted = (_num_classes(s, model) for s in (matched, model_state))
+        if there is not None and there != wanted:
             advice = (
-                f"the file has {len(last[0])} classes and the model {len(last[1])}: leave the "
-                "file's last layer out with --new-classifier, or create the model with "
-                f"num_classes={len(last[0])}"
+                f"the file has {there} classes and the model {wanted}: leave the file's last layer "
+                f"out with --new-classifier, or create the model with num_classes={there}"
             )
         raise InputError(f"{source}: does not fit the model: {differences}; {advice}")
     return {
         name: matched[name].to(target.dtype) if target.is_floating_point() else matched[name]
         for name, target in model_state.items()
     }
+
+
+def _num_classes(state: Mapping[str, Tensor], model: nn.Module) -> int | None:
+    """Return of how many classes the last layer in a state dict is; None if that cannot be told."""
+    last, dims = model.classifier() if isinstance(model, StagedModel) else ("", {})
+    for name, dim in dims.items():
+        if last + name in state and state[last + name].dim() > dim:
+            return state[last + name].shape[dim]
+    return None
+
+
+def with_classes(
+    state: Mapping[str, Tensor], model: StagedModel, order: list[int]
+) -> dict[str, Tensor]:
+    """Return a state dict whose class i is that which was `order[i]` of a model's state dict."""
+    last, dims = model.classifier()
+    index = torch.tensor(order)
+    reordered = {
+        last + name: state[last + name].index_select(dim, index) for name, dim in dims.items()
+    }
+    return {**state, **reordered}
 
 
 def _is_embedding(tensor: Tensor, target: Tensor) -> bool:

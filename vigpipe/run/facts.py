@@ -17,11 +17,11 @@ from vigpipe.job.rows import Fill
 from vigpipe.model.blocks import FewNodesWarning
 from vigpipe.model.slicing import INPUT
 from vigpipe.model.staged import StagedModel
-from vigpipe.model.weights import load_weights, match_state, read_weights, to_reference_names
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import Plan, even_plan, read_plan
 from vigpipe.replication.course import Course
 from vigpipe.replication.feedback import notes_on_compression
+from vigpipe.run.initial_weights import initial_state, notes_on_weights, read_initial
 from vigpipe.run.open_job import open_job
 from vigpipe.run.trackers import check_tracker
 
@@ -127,7 +127,8 @@ class Run:
         torch.manual_seed(self.config.seed)
         model = self._make_model(self.num_subnetworks).to(self.dtype)
         if self.config.weights is not None and not self.has_subnetworks:
-            load_weights(model, self.config.weights, new_classifier=self.config.new_classifier)
+            state = read_initial(self.config.weights)
+            model.load_state_dict(initial_state(state, self.config, self.job, model))
         model.set_detect_anomaly(self.config.detect_anomaly)
         return model
 
@@ -208,8 +209,7 @@ def prepare(
         warnings.simplefilter("always", FewNodesWarning)
         model = job.make_model()
     if config.weights is not None:
-        state = to_reference_names(read_weights(config.weights))
-        match_state(state, model, str(config.weights), new_classifier=config.new_classifier)
+        initial_state(read_initial(config.weights), config, job, model)
     num_blocks = len(model.numbered_blocks)
 
     virtual_stages = config.virtual_stages
@@ -249,6 +249,7 @@ def prepare(
     if run.has_subnetworks:
         _check_divisible(config, job, model)
     notes = [*(str(warning.message) for warning in caught), *job.notes]
+    notes += notes_on_weights(config, job)
     if config.average is not None and layout.num_teams == 1:
         what = "replica" if layout.num_replicas == 1 else "host"
         notes.append(f"--strategy {config.strategy}: there is one {what}, so nothing is averaged")

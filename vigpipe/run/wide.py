@@ -9,11 +9,11 @@ from torch import Tensor
 from vigpipe.model.initial import Draw, drawn
 from vigpipe.model.slicing import INPUT
 from vigpipe.model.staged import StagedModel
-from vigpipe.model.weights import match_state, read_weights, to_reference_names
 from vigpipe.replication.subnetworks.draws import Channels
 from vigpipe.replication.subnetworks.moments import Moments, moment_name
 from vigpipe.replication.subnetworks.rows import Index, Wide, put_part
 from vigpipe.run.facts import Run
+from vigpipe.run.initial_weights import initial_state, read_initial
 from vigpipe.run.optimizer import begin_state, first_state
 
 
@@ -29,14 +29,15 @@ def describe_wide(run: Run, models: list[StagedModel], optimizer: torch.optim.Op
     whole = {name: tuple(tensor.shape) for name, tensor in wide.state_dict().items()}
     weights: Mapping[str, Tensor] = {}
     draws: Mapping[str, Draw | None] = {}
-    if run.config.weights is None:
-        draws = drawn(run.make_wide_model)
-    else:
-        weights = to_reference_names(read_weights(run.config.weights))  # mapped, not read
+    if run.config.weights is not None:
+        state = read_initial(run.config.weights)  # mapped, not read
         like = run.make_wide_model()
-        if any(tensor.dtype == torch.float64 for tensor in weights.values()):
+        if any(tensor.dtype == torch.float64 for tensor in state.values()):
             like = like.double()  # nothing is rounded before it is copied, tile by tile
-        weights = match_state(weights, like, str(run.config.weights))
+        state = initial_state(state, run.config, run.job, like)
+        weights = {name: tensor for name, tensor in state.items() if not tensor.is_meta}
+    if len(weights) < len(whole):  # without --weights, or with --new-classifier
+        draws = drawn(run.make_wide_model)
 
     @torch.no_grad()
     def fill(target: Tensor, name: str, index: Index) -> None:

@@ -24,6 +24,8 @@ from vigpipe.model.staged import StagedModel
 from vigpipe.ops.adjacency import Adjacency, Layered
 from vigpipe.ops.sparse_rows import SparseRows, linear
 
+_OF_CLASSES = ("out", "head")  # roles in the layer that gives the logits
+
 
 class GraphModel(StagedModel):
     """Graph layers, the last of which gives the logits; stem and readout have no parameters.
@@ -88,6 +90,15 @@ class GraphModel(StagedModel):
             assert isinstance(layer, GraphLayer)
             sides |= layer.sides(f"{self.blocks_name}.{name}.", int(name), ends[int(name)])
         return Slicing.of(tensors, sides)
+
+    def classifier(self) -> tuple[str, dict[str, int]]:
+        last = str(self.num_layers - 1)
+        layer = self.convs[last]
+        assert isinstance(layer, GraphLayer)
+        # The last layer of gat has one head, whose channels are the classes.
+        roles = layer.roles.items()
+        dims = {name: i for name, of in roles for i, role in enumerate(of) if role in _OF_CLASSES}
+        return f"{self.blocks_name}.{last}.", dims
 
     def set_detect_anomaly(self, enable: bool) -> None:
         self.detect_anomaly = enable
@@ -206,6 +217,9 @@ class Gcn2Model(GraphModel):
             "readout.bias": (None,),
         }
         return self._slicing([(side, side)] * self.num_layers, others)
+
+    def classifier(self) -> tuple[str, dict[str, int]]:
+        return "readout.", {"weight": 0, "bias": 0}
 
     def read_out(self, x: Tensor, draws: Draws | None) -> Tensor:
         return self.readout(self.readout_dropout(x[:, : self.width], draws))

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.refusals import check_refusals
-from vigpipe.model.metadata import class_names, image_preparation
+from vigpipe.files.weights_metadata import class_names, image_preparation
 
 FILE = Path("w.safetensors")
 

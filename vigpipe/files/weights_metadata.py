@@ -23,7 +23,7 @@ def read_metadata(path: Path) -> dict[str, str]:
     """
     opened(path).close()  # refuses a pipe, which safetensors would wait for
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, framework="np") as file:  # imports no torch
             return dict(file.metadata() or {})
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
@@ -63,4 +63,21 @@ def class_names(metadata: Mapping[str, str], where: Path) -> tuple[str, ...]:
     raise InputError(
         f"{where}: its metadata give class_names as {escaped(metadata['class_names'], 40)}, but "
         "they are a JSON list of texts, each on one line; write the file again with vigpipe train"
+    )
+
+
+def metadata_if_any(path: Path) -> dict[str, str]:
+    """Read what `read_metadata` does; nothing of a torch file, or of one that is refused later."""
+    try:
+        return read_metadata(path)
+    except InputError:  # whoever reads the tensors words its error better
+        return {}
+
+
+def unusable(where: Path, name: str, text: str, wanted: str) -> InputError:
+    """Return the error for what the metadata of a file or checkpoint say."""
+    given = escaped(text, 40) or "nothing"
+    return InputError(
+        f"{where}: its metadata give {name} as {given}, expected {wanted}; write the file again "
+        "with vigpipe train"
     )

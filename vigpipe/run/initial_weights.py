@@ -1,0 +1,102 @@
+"""Begin a run with the weights of a file, whose classes may be in another order than the data's."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from vigpipe.config.of_weights import said_options
+from vigpipe.config.options import TrainConfig, as_given
+from vigpipe.errors import InputError
+from vigpipe.files.names import escaped
+from vigpipe.files.weights_metadata import class_names, metadata_if_any
+from vigpipe.job.job import Job
+from vigpipe.model.staged import StagedModel
+from vigpipe.model.weights import match_state, read_weights, to_reference_names, with_classes
+
+_OF_DATA = {  # facts that the data decide, as metadata name them, and in words
+    "in_chans": "channels of an image",
+    "num_features": "features of a node",
+    "multi_label": "several classes of a node",
+}
+_MOST_NAMED = 5
+
+
+def read_initial(path: Path) -> dict[str, Tensor]:
+    """Read the tensors of a file under the authors' names; see `read_weights`."""
+    return to_reference_names(read_weights(path))
+
+
+def initial_state(
+    state: Mapping[str, Tensor], config: TrainConfig, job: Job, model: StagedModel
+) -> dict[str, Tensor]:
+    """Make what `read_initial` has read of --weights fit the model, and its classes the data's.
+
+    Raises:
+        InputError: the file is for another model, or for data of another kind.
+    """
+    path, data = config.weights, f"--data {config.data}"
+    assert path is not None
+    metadata, facts = metadata_if_any(path), job.weights_metadata()
+    for name, words in _OF_DATA.items():
+        if name == "multi_label" and config.new_classifier:
+            continue
+        there, needed = metadata.get(name), str(facts.get(name))
+        if name in facts and there not in (None, needed):
+            raise InputError(
+                f"{path}: was trained on data with {words}: {there}, and {data} has {needed}; "
+                "give data like those, or choose other weights"
+            )
+    order, _ = _class_order(config, job)
+    matched = match_state(state, model, str(path), new_classifier=config.new_classifier)
+    return matched if order is None else with_classes(matched, model, order)
+
+
+def notes_on_weights(config: TrainConfig, job: Job) -> list[str]:
+    """Say what the file of --weights says of itself, and how its classes become the data's."""
+    if config.weights is None:
+        return []
+    metadata = metadata_if_any(config.weights)
+    notes: list[str] = []
+    if "model" in metadata:
+        options = said_options(metadata, config.weights).items()
+        said = " ".join([f"--model {metadata['model']}", *(as_given(*of) for of in options)])
+        notes.append(f"{config.weights} was trained with {said}")
+    _, note = _class_order(config, job)
+    return notes if note is None else [*notes, note]
+
+
+def _class_order(config: TrainConfig, job: Job) -> tuple[list[int] | None, str | None]:
+    """Return for each class of the data its label in the file, None if the same, and a note.
+
+    InputError if the file has other classes.
+    """
+    path, data, ours = config.weights, f"--data {config.data}", job.class_names
+    assert path is not None
+    theirs = class_names(metadata_if_any(path), path)
+    if config.new_classifier or theirs == ours:
+        return None, None
+    if _are_numbers(theirs):
+        return None, f"{path} does not name its classes: they are taken to be {_listed(ours)}"
+    if _are_numbers(ours):
+        return None, f"{data} does not name its classes: they are taken to be {_listed(theirs)}"
+    if sorted(theirs) == sorted(ours):
+        order = [theirs.index(name) for name in ours]
+        return order, (
+            f"{path} has its classes in another order, {_listed(theirs)}: the last layer is "
+            f"reordered to {_listed(ours)}"
+        )
+    raise InputError(
+        f"{path}: its classes are {_listed(theirs)}, and those of {data} {_listed(ours)}; train a "
+        "new last layer with --new-classifier, or give data of the same classes"
+    )
+
+
+def _are_numbers(names: Sequence[str]) -> bool:
+    """Whether classes are named after their labels, as those without names are, or not at all."""
+    return all(name == str(label) for label, name in enumerate(names))
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(escaped(name, 40) for name in names[:_MOST_NAMED]) + more
