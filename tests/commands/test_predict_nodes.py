@@ -60,16 +60,17 @@ def write_graph(path="g.npz", *, several=False, num_features=5, **others):
     np.savez(path, **{**arrays, **others})
 
 
-def write_weights(model: GnnModel = "sage") -> GraphJob:
+def write_weights(model: GnnModel = "sage", **options: Any) -> GraphJob:
     """Weights of a model for g.npz, as a run of training writes them."""
-    run = prepare(TrainConfig(model=model, data="g.npz", seed=1, **OPTIONS[model]), torch.float32)
+    options = {**OPTIONS[model], **options}
+    run = prepare(TrainConfig(model=model, data="g.npz", seed=1, **options), torch.float32)
     save_weights(Path("w.safetensors"), run.build().state_dict(), run.weights_metadata())
     assert isinstance(run.job, GraphJob)
     return run.job
 
 
-def told(capsys, *arguments: str) -> list[dict]:
-    line = ["predict", *OURS.split(), "--data", "g.npz", "--format", "json", "--threads", "1"]
+def told(capsys, *arguments: str, data: str = "g.npz") -> list[dict]:
+    line = ["predict", *OURS.split(), "--data", data, "--format", "json", "--threads", "1"]
     assert main([*line, *arguments]) == 0
     stdout, stderr = capsys.readouterr()
     assert stderr == ""
@@ -173,12 +174,9 @@ WRONG = [
         *("--data g.npz", "images.safetensors holds a vig_digits", "name image files"),
     ),
     (f"{OURS} --data g.npz a.png", "a.png: is an image", "leave one of the two out"),
-    (f"{OURS} --data wide.npz", "wide.npz: has 6 features", "w.safetensors was trained on 5"),
-    (f"{OURS} --data many.npz", "many.npz: has 4 classes", "w.safetensors was trained on 3"),
-    (
-        f"{OURS} --data several.npz",
-        *("a node has any number of classes", "w.safetensors it has one class"),
-    ),
+    (f"{OURS} --data wide.npz", "features of a node: 5, and --data wide.npz has 6"),
+    (f"{OURS} --data many.npz", "classes are ant, bee, cow, and those of --data many.npz ant, "),
+    (f"{OURS} --data several.npz", "classes of a node: False, and --data several.npz has True"),
     (f"{OURS} --data none.npz", "none.npz"),
     (
         f"{OURS} --data unvalidated.npz --split validation",
@@ -259,3 +257,23 @@ def test_a_file_that_claims_more_than_it_holds_is_refused():
         save_weights(Path("w.safetensors"), {"convs.0.bias": torch.zeros(1)}, facts)
         with pytest.raises(InputError, match=message):
             vigpipe.load_graph_model("w.safetensors")
+
+
+def test_other_nodes_do_not_change_the_tfidf_of_a_node(capsys):
+    random = np.random.default_rng(1)
+    x = random.random((NUM_NODES, 5)) * (random.random((NUM_NODES, 5)) < 0.4)
+    alone: dict[str, Any] = {"edge_src": np.arange(NUM_NODES), "edge_dst": np.arange(NUM_NODES)}
+    write_graph(x=x, **alone)
+    write_graph("new.npz", x=np.where(np.arange(NUM_NODES)[:, None] < 10, x, 1), **alone)
+    write_weights("sage", features="tfidf")
+    _, transform, _ = vigpipe.load_graph_model("w.safetensors")
+    before, after = (transform(name).x for name in ("g.npz", "new.npz"))
+    assert isinstance(before, torch.Tensor)
+    assert isinstance(after, torch.Tensor)
+    assert torch.equal(before[:10], after[:10])
+    assert told(capsys)[:10] == told(capsys, data="new.npz")[:10]
+    metadata = read_metadata(Path("w.safetensors"))
+    del metadata["feature_weights"]
+    save_weights(Path("w.safetensors"), write_weights().make_model().state_dict(), metadata)
+    told_so = refused(capsys, "predict", *OURS.split(), "--data", "g.npz")
+    assert "w.safetensors: was trained with --features tfidf and does not keep" in told_so

@@ -576,7 +576,7 @@ def test_a_run_with_other_options_threads_or_images_is_not_done_again(two):
     )
     run = run_of(config)
     other = with_images(run, shortened(images_of(run), NUM_TRAIN, 7))
-    with pytest.raises(InputError, match="gradients: has other images; the numbers would differ"):
+    with pytest.raises(InputError, match="gradients: has other images: the test images differ;"):
         training.train(other, 0, CPU, two)
     torch.set_num_threads(2)
     message = "has 1 threads, and this run 2; the numbers would differ, so give the same"

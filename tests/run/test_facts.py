@@ -1,10 +1,13 @@
 """The facts of a run follow from its options."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage]
 
@@ -130,6 +133,56 @@ def test_held_out_images_are_not_trained_on_and_the_user_is_told():
     again = run(validation=0.2, stages=2, dp=2, microbatches=3, schedule="1f1b")
     assert again.fingerprint == ours.fingerprint
     assert run(validation=0.2, seed=1).fingerprint["training images"] == 1150
+
+
+def test_what_enters_a_batch_tells_data_from_others(tmp_path):
+    draws = np.random.default_rng(0)
+    graph = {
+        "edge_src": draws.integers(0, 20, 60),
+        "edge_dst": draws.integers(0, 20, 60),
+        "x": draws.random((20, 4)),
+        "y": np.arange(20) % 2,
+        "split": np.arange(20) // 4 % 3,
+    }
+    changes = [
+        ("x", graph["x"] + np.eye(20, 4) * 1e-6, "SHA-256 of the features"),
+        ("edge_dst", graph["edge_dst"][::-1], "edges"),
+        ("split", 2 - graph["split"], "SHA-256 of edges and labels"),
+    ]
+    path = tmp_path / "g.npz"
+    np.savez(path, **graph)
+    before = run(model="sage", data=str(path)).fingerprint
+    (tmp_path / "elsewhere").mkdir()
+    same = shutil.copy(path, tmp_path / "elsewhere" / "h.npz")
+    assert run(model="sage", data=str(same)).differs_in_data(before) is None
+    for name, values, differs in changes:
+        np.savez(path, **{**graph, name: values})
+        assert run(model="sage", data=str(path)).differs_in_data(before) == differs
+    np.savez(path, **graph)
+    scaled = run(model="sage", data=str(path), features="row")
+    assert scaled.differs_in_data(before) == "SHA-256 of the features"
+    older = {n: v for n, v in before.items() if n != "SHA-256 of the features"}
+    assert scaled.differs_in_data(older) is None
+    assert scaled.unknown_of_data(older) == ["SHA-256 of the features"]
+
+    first = tmp_path / "first"
+    for part in ("train/a", "train/b", "test/a", "test/b"):
+        (first / part).mkdir(parents=True)
+        for number in range(2):
+            Image.new("L", (8, 8), number).save(first / part / f"{number}.png")
+
+    def images(folder: Path) -> Run:
+        return run(data=str(folder), batch_size=2, model="vig_cifar_ti", image_size=16)
+
+    before, named = images(first).fingerprint, "SHA-256 of the images' names and sizes"
+    second = tmp_path / "second"
+    shutil.copytree(first, second)
+    assert images(second).differs_in_data(before) is None
+    Image.new("L", (80, 80)).save(second / "train/a/0.png")
+    assert images(second).differs_in_data(before) == named
+    shutil.copy(first / "train/a/0.png", second / "train/a/0.png")
+    (second / "test/b/1.png").rename(second / "test/b/2.png")
+    assert images(second).differs_in_data(before) == named
 
 
 def test_without_validation_images_there_is_no_best_replica():

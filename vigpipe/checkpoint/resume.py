@@ -168,12 +168,11 @@ def check_belongs(manifest: Manifest, run: "Run", where: Path) -> None:
         _RESUMED,
         "a run goes on as it began, so change the option, or start another run from its --weights",
     )
-    for name, value in run.fingerprint.items():
-        if (before := manifest.data.get(name)) != value:
-            raise InputError(
-                f"--resume {where}: its data differ from {run.config.data}: {name} was {before}, "
-                f"is {value}; give the same data"
-            )
+    if (name := run.differs_in_data(manifest.data)) is not None:
+        raise InputError(
+            f"--resume {where}: its data differ from {run.config.data}: {name} was "
+            f"{manifest.data.get(name)}, is {run.fingerprint[name]}; give the same data"
+        )
     _check_replicas(manifest, run, where)
 
 
@@ -185,7 +184,10 @@ def check_same_run(manifest: Manifest, run: "Run", where: Path) -> list[str]:
             f"--resume {where}: {manifest.step} steps are done already, but the run has "
             f"{run.num_steps}; give a larger --steps or --epochs"
         )
-    notes: list[str] = []
+    notes = [
+        f"{where} is of an older vigpipe and does not keep the {name}: give the same data"
+        for name in run.unknown_of_data(manifest.data)
+    ]
     total_microbatches = run.layout.num_replicas * run.layout.num_microbatches
     if manifest.layout.get("pieces") != total_microbatches:
         notes.append(

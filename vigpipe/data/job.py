@@ -237,7 +237,15 @@ class ImageJob:
         numbers = {"training images": len(source.train), "test images": len(source.test)}
         if source.validation is not None:
             numbers["validation images"] = len(source.validation)
-        return {**numbers, "SHA-256 of the labels": digest.hexdigest()}
+        marks = hashlib.sha256()
+        for images in () if source.stored is None else source.stored.splits.values():
+            for mark in images.load.marks():
+                marks.update(mark)
+        return {
+            **numbers,
+            "SHA-256 of the labels": digest.hexdigest(),
+            "SHA-256 of the images' names and sizes": marks.hexdigest(),
+        }
 
     def cost_options(self) -> dict[str, str]:
         shape = "x".join(map(str, self.row_shape))

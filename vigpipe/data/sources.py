@@ -4,7 +4,7 @@ import contextlib
 import gzip
 import math
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -273,3 +273,6 @@ class _Noise:
 
     def name_of(self, index: int) -> str:
         return f"{self.name} {index}"
+
+    def marks(self) -> Iterable[bytes]:
+        yield repr(self.size).encode()

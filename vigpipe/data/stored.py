@@ -1,6 +1,6 @@
 """Labelled images as they are stored: what every format gives, before anything is done to them."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -22,6 +22,13 @@ class Load(Protocol):
 
     def name_of(self, index: int) -> str:
         """Name the image at an index for messages: its path, or where in which file it is."""
+        ...
+
+    def marks(self) -> Iterable[bytes]:
+        """Return what tells the images from others without reading them: their names and sizes.
+
+        It does not depend on the folder that the data set is in.
+        """
         ...
 
 
@@ -49,6 +56,10 @@ class _Taken:
 
     def name_of(self, index: int) -> str:
         return self.load.name_of(int(self.indices[index]))
+
+    def marks(self) -> Iterable[bytes]:
+        yield from self.load.marks()
+        yield self.indices.tobytes()
 
 
 @dataclass(frozen=True)
@@ -129,6 +140,9 @@ class _SizeChecked:
     def name_of(self, index: int) -> str:
         return self.load.name_of(index)
 
+    def marks(self) -> Iterable[bytes]:
+        return self.load.marks()
+
 
 @dataclass(frozen=True)
 class InMemory:
@@ -142,3 +156,8 @@ class InMemory:
 
     def name_of(self, index: int) -> str:
         return f"{self.name}: image {index}"
+
+    def marks(self) -> Iterable[bytes]:
+        pictures = self.pictures
+        shape = pictures.shape if isinstance(pictures, np.ndarray) else (len(pictures),)
+        yield repr(shape).encode()

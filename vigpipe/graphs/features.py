@@ -1,6 +1,9 @@
 """Scale the features of nodes, and turn them into what models take; sparse ones stay sparse."""
 
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -9,11 +12,14 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from vigpipe.errors import InputError
+from vigpipe.files.weights_metadata import unusable
 from vigpipe.graphs.stored_rows import Rows, StoredRows
 from vigpipe.ops.adjacency import Adjacency
 from vigpipe.ops.sparse_rows import SparseRows
 
 Scaling = Literal["raw", "row", "tfidf"]
+WEIGHTS = "feature_weights"  # in the metadata of a file of weights
+_MOST_WEIGHTED = 1 << 21
 _MOST_STORED = 0.1  # up to this fraction of numbers that are not 0, sparse products are faster
 
 
@@ -69,14 +75,57 @@ def for_model(features: Rows, is_sparse: bool) -> Tensor | SparseRows:
     return SparseRows(positions, torch.from_numpy(features.data))
 
 
-def scaled(features: Rows, scaling: Scaling, where: str) -> Rows:
+def fitted_weights(features: Rows, where: str) -> np.ndarray:
+    """Return the weight of each feature by tf-idf, (d,) float32; see `scaled`.
+
+    All nodes count, also those of the test, because their features are known in training.
+    """
+    shape: Any = features.shape  # scipy says it can be None
+    num_nodes, num_features = shape
+    if num_features > _MOST_WEIGHTED:
+        raise InputError(
+            f"{where}: has {num_features:,} features, and --features tfidf keeps a weight of each "
+            f"with the model, at most {_MOST_WEIGHTED:,}; take --features row"
+        )
+    if isinstance(features, csr_array):
+        nodes_with = np.bincount(features.indices, minlength=num_features)
+    else:
+        nodes_with = np.count_nonzero(features, axis=0)
+    return (np.log((1 + num_nodes) / (1 + nodes_with)) + 1).astype(np.float32)
+
+
+def as_text(weights: np.ndarray | None) -> str | None:
+    """Write the weights of features into metadata; `kept_weights` reads them."""
+    return None if weights is None else b64encode(weights.astype("<f4").tobytes()).decode()
+
+
+def kept_weights(metadata: Mapping[str, str], where: Path) -> np.ndarray | None:
+    """Return the weights of features, (d,) float32, of a model for tf-idf; None for another."""
+    if metadata.get("features") != "tfidf":
+        return None
+    text = metadata.get(WEIGHTS)
+    if text is None:
+        raise InputError(
+            f"{where}: was trained with --features tfidf and does not keep the weights of its "
+            "features, as older files do not; train the model again"
+        )
+    try:
+        weights = np.frombuffer(b64decode(text, validate=True), "<f4").astype(np.float32)
+    except ValueError:
+        weights = np.empty(0, np.float32)
+    if not len(weights) or not (np.isfinite(weights) & (weights >= 0)).all():
+        raise unusable(where, WEIGHTS, text, "numbers of 0 or more, in base64")
+    return weights
+
+
+def scaled(features: Rows, scaling: Scaling, where: str, weights: np.ndarray | None = None) -> Rows:
     """Scale the features of all nodes, (n, d) float32, dense or sparse; `raw` leaves them.
 
     `row` divides each row by its sum. `tfidf` is scikit-learn's TfidfTransformer: x_ij becomes
     x_ij · (ln((1 + n) / (1 + n_j)) + 1), where n_j of the n nodes have a feature j that is not 0,
-    and then each row is divided by its Euclidean length. All nodes count, also those of the test,
-    because their features are known in training. Rows of zeros stay. Features below 0 have no such
-    scales: an InputError, which begins with `where`.
+    and then each row is divided by its Euclidean length. These weights of the features are
+    `fitted_weights`, or those that a model was trained with. Rows of zeros stay. Features below 0
+    have no such scales: an InputError, which begins with `where`.
     """
     if scaling == "raw":
         return features
@@ -88,13 +137,7 @@ def scaled(features: Rows, scaling: Scaling, where: str) -> Rows:
         )
     if scaling == "row":
         return _divided(features, features.sum(axis=1, dtype=np.float64))
-    shape: Any = features.shape  # scipy says it can be None
-    num_nodes, num_features = shape
-    if isinstance(features, csr_array):
-        nodes_with = np.bincount(features.indices, minlength=num_features)
-    else:
-        nodes_with = np.count_nonzero(features, axis=0)
-    weights = (np.log((1 + num_nodes) / (1 + nodes_with)) + 1).astype(np.float32)
+    assert weights is not None
     if isinstance(features, csr_array):
         weighted = features.copy()
         weighted.data *= weights[features.indices]

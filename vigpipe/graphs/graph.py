@@ -32,6 +32,8 @@ class Graph:
     split: np.ndarray  # (n,) int8: TRAIN, VALIDATION, TEST or NO_SPLIT, as nodes without a class
     class_names: tuple[str, ...]
     node_names: tuple[str, ...] | None = None
+    # What tf-idf has multiplied each feature by, (d,) float32; None for other features.
+    feature_weights: np.ndarray | None = None
     numbers: np.ndarray | None = None  # (n,) int64, in the user's files; None if they are the same
 
     @property
@@ -77,6 +79,16 @@ class Graph:
         """The nodes that have an edge to themselves, ascending, int64."""
         sources = self.sources()
         return sources[sources == self.targets()]
+
+    @cached_property
+    def features_sha256(self) -> str:
+        """The SHA-256 of the features, of the nodes as they are numbered here."""
+        rows: Any = self.features
+        arrays = (rows.indptr, rows.indices) if isinstance(rows, csr_array) else ()
+        digest = hashlib.sha256(repr(rows.shape).encode())
+        for array in (*(a.astype(np.int64) for a in arrays), rows.data if arrays else rows):
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
 
     @cached_property
     def sha256(self) -> str:

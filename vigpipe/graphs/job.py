@@ -16,7 +16,8 @@ from vigpipe.config.halo import parse_halo
 from vigpipe.config.of_weights import options_in_weights
 from vigpipe.config.options import TrainConfig, of_sampler
 from vigpipe.errors import InputError
-from vigpipe.graphs.features import are_sparse
+from vigpipe.files.weights_metadata import metadata_if_any
+from vigpipe.graphs.features import WEIGHTS, are_sparse, as_text, kept_weights
 from vigpipe.graphs.feed import GraphFeed
 from vigpipe.graphs.graph import VALIDATION, Graph
 from vigpipe.graphs.items import fill, num_nodes, per_step, steps_per_epoch
@@ -310,6 +311,7 @@ class GraphJob:
             "nodes": graph.num_nodes,
             "edges": graph.num_edges,
             "SHA-256 of edges and labels": graph.sha256,
+            "SHA-256 of the features": graph.features_sha256,
         }
         if self.partition is not None:
             numbers["SHA-256 of the parts"] = self.partition.sha256
@@ -332,6 +334,7 @@ class GraphJob:
             "multi_label": graph.is_multi_label,
             "class_names": json.dumps(graph.class_names, ensure_ascii=False),
             **options_in_weights(self.config),
+            WEIGHTS: as_text(graph.feature_weights),
         }
 
     def summary(self) -> dict[str, object]:
@@ -347,6 +350,9 @@ class GraphJob:
 
 def open_graph_job(config: TrainConfig) -> GraphJob:
     """Open the graph that the options name; InputError if there is none, or it cannot be cut so."""
+    path, weights = config.weights, None
+    if path is not None:
+        weights = kept_weights(metadata_if_any(path), path)
     graph = open_graph(
         config.data,
         data_dir=config.data_dir,
@@ -354,6 +360,7 @@ def open_graph_job(config: TrainConfig) -> GraphJob:
         features=config.features,
         symmetric=config.symmetric,
         seed=config.seed,
+        feature_weights=weights,
     )
     return _make_job(config, graph)
 

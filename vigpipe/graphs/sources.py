@@ -4,11 +4,13 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from vigpipe.config.options import as_given
 from vigpipe.config.prepared import is_prepared
 from vigpipe.errors import InputError
 from vigpipe.graphs import sbm
-from vigpipe.graphs.features import Scaling, scaled
+from vigpipe.graphs.features import Scaling, fitted_weights, scaled
 from vigpipe.graphs.formats import graph_file, named
 from vigpipe.graphs.graph import Graph
 from vigpipe.graphs.graph import symmetric as both_directions
@@ -27,6 +29,7 @@ def open_graph(
     features: Scaling | None,
     symmetric: bool | None,
     seed: int,
+    feature_weights: np.ndarray | None = None,
 ) -> Graph:
     """Open a graph to train on; InputError if there is none.
 
@@ -34,12 +37,15 @@ def open_graph(
     data set, in any case; or `sbm.FORM` for a random graph, drawn from the seed. Data sets are in
     folders of their own in `data_dir`. `download` fetches one that is not there; in a run, one rank
     does so before the others open the graph. Scaled features (`features.scaled`) and edges with
-    their reverse are by default as a folder has them, otherwise raw and symmetric.
+    their reverse are by default as a folder has them, otherwise raw and symmetric. A model that was
+    trained with tf-idf brings the weights of the features; by default they are fitted.
     """
     # Path's own expanduser raises RuntimeError for an unknown ~user.
     path = Path(os.path.expanduser(data))
     if is_prepared(data):
-        return _as_prepared(open_folder(path), features, symmetric)
+        graph = _as_prepared(open_folder(path), features, symmetric)
+        _check_weights(graph, feature_weights)
+        return graph
     if data.startswith(sbm.PREFIX):
         graph = sbm.draw(data, seed)
     elif data.lower().endswith(SUFFIX):
@@ -52,9 +58,21 @@ def open_graph(
             f"--data {data}: no such graph; give one of {names}, a graph file (*{SUFFIX}), a "
             f"prepared folder or {sbm.FORM}"
         )
-    assert not isinstance(graph.features, StoredRows)
-    scaling = features or "raw"
-    graph = replace(graph, features=scaled(graph.features, scaling, f"--data {data}"))
+    raw = graph.features
+    assert not isinstance(raw, StoredRows)
+    scaling, where = features or "raw", f"--data {data}"
+    if scaling == "tfidf":
+        if feature_weights is None:
+            feature_weights = fitted_weights(raw, where)
+        elif len(feature_weights) != graph.num_features:
+            raise InputError(
+                f"{where}: has {graph.num_features} features, but the model was trained on "
+                f"{len(feature_weights)}; give a graph with the same features"
+            )
+    else:
+        feature_weights = None
+    features_scaled = scaled(raw, scaling, where, feature_weights)
+    graph = replace(graph, features=features_scaled, feature_weights=feature_weights)
     if symmetric is not False:
         indptr, indices = both_directions(graph)
         graph = replace(graph, indptr=indptr, indices=indices)
@@ -75,3 +93,19 @@ def _as_prepared(
                 f"{as_given(option, wanted)} is asked for; leave it out, or prepare another folder"
             )
     return graph
+
+
+def _check_weights(graph: PreparedGraph, wanted: np.ndarray | None) -> None:
+    """Raise InputError if a folder was prepared with other weights of features than a model's."""
+    if graph.manifest.scaling != "tfidf":
+        return
+    if graph.feature_weights is None:
+        raise InputError(
+            f"--data {graph.name}: does not keep the weights of its features, as folders of older "
+            "versions do not; prepare it anew"
+        )
+    if wanted is not None and not np.array_equal(wanted, graph.feature_weights):
+        raise InputError(
+            f"--data {graph.name}: was prepared with other tf-idf weights than the model was "
+            "trained with; give the graph that the folder was made of"
+        )

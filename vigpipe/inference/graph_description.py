@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+
 from vigpipe.config.choices import GRAPH_MODELS, GnnModel
 from vigpipe.config.of_weights import count_in, said_options, truth_in
 from vigpipe.errors import InputError
@@ -15,6 +17,7 @@ from vigpipe.files.weights_metadata import (
     read_metadata,
     unusable,
 )
+from vigpipe.graphs.features import kept_weights
 from vigpipe.graphs.graph import Graph
 from vigpipe.model.gnn.create import create_graph_model
 from vigpipe.model.gnn.model import GraphModel
@@ -33,6 +36,7 @@ class GraphDescription:
     multi_label: bool  # whether a node may have several classes
     class_names: tuple[str, ...]  # by label; empty if the file has no names
     options: dict[str, Any]  # those of training that the model and its graph depend on
+    feature_weights: np.ndarray | None  # of tf-idf, (num_features,) float32
 
     def names(self) -> tuple[str, ...]:
         """Name every label: by the file, else by its number."""
@@ -106,5 +110,12 @@ def describe_graph_model(
         raise unusable(weights, "class_names", f"{len(names)} names", f"{num_classes} names")
     multi_label = truth_in(metadata, "multi_label", weights)
     return GraphDescription(
-        weights, cast("GnnModel", model), num_classes, num_features, multi_label, names, options
+        weights,
+        cast("GnnModel", model),
+        num_classes,
+        num_features,
+        multi_label,
+        names,
+        options,
+        kept_weights(metadata, weights),
     )

@@ -62,6 +62,7 @@ class GraphTransform:
             features=options["features"],
             symmetric=options["symmetric"],
             seed=0,
+            feature_weights=self.description.feature_weights,
         )
         self.description.check(graph, str(data))
         if isinstance(graph, PreparedGraph):

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,11 +12,11 @@ from vigpipe.config.verbs import PredictConfig, Split
 from vigpipe.errors import InputError
 from vigpipe.graphs.graph import SPLITS
 from vigpipe.graphs.job import GraphJob
-from vigpipe.inference.description import matching_weights
 from vigpipe.inference.graph_description import GraphDescription, read_graph_description
 from vigpipe.inference.predict import as_lines, check_finite, most_likely, options_of_ranks, top
 from vigpipe.launch.device import weight_dtype
 from vigpipe.run.facts import Run, prepare
+from vigpipe.run.initial_weights import names_of_classes
 from vigpipe.run.rank import RankState
 
 _AT_ONCE = 1 << 16  # nodes whose probabilities are computed together
@@ -49,8 +49,7 @@ def prepare_node_prediction(config: PredictConfig) -> tuple[Run, GraphDescriptio
     assert config.data is not None
     description = read_graph_description(config.weights, config.data)
     options = TrainConfig(
-        model=description.model,
-        **description.options,
+        weights=config.weights,  # which say what the model is
         data=config.data,
         data_dir=config.data_dir,
         download=config.download,
@@ -60,13 +59,11 @@ def prepare_node_prediction(config: PredictConfig) -> tuple[Run, GraphDescriptio
     )
     run = prepare(options, weight_dtype(config.dtype))
     graph = _job(run).graph
-    description.check(graph, config.data)
     if config.split != "all" and not len(graph.nodes_of(SPLITS[config.split])):
         raise InputError(
             f"--split {config.split}: {config.data} has no such nodes; choose another split, or all"
         )
-    matching_weights(config.weights, run.job.make_model)
-    return replace(run, config=replace(run.config, weights=config.weights)), description
+    return run, description
 
 
 def predict_nodes(
@@ -82,7 +79,7 @@ def predict_nodes(
     logits = rank_state.pipeline.logits(batch)
     if logits is None:
         return
-    class_names = description.names()
+    class_names = names_of_classes(rank_state.run.config, graph.class_names)
     nodes = np.arange(graph.num_nodes) if split == "all" else graph.nodes_of(SPLITS[split])
     nodes = nodes[np.argsort(graph.numbers_of(nodes))]
     for some in torch.from_numpy(nodes).split(_AT_ONCE):

@@ -115,12 +115,13 @@ def read_events(folder: Path, run: Run, num_threads: int | None = None) -> list[
         num_starts += 1
         for name, value in now.items():
             before = row["start"].get(name) if isinstance(row["start"], dict) else None
-            if before != value:
-                facts = "other images" if name == "images" else f"{before} {name}"
-                ours = "" if name == "images" else f", and this run {value}"
+            what = f"{before} {name}, and this run {value}"
+            if name == "images" and isinstance(before, dict):
+                differs = run.differs_in_data(before)
+                what = f"other {run.job.unit}: the {differs} differ" if differs else ""
+            if before != value and what:
                 raise InputError(
-                    f"--replay {folder}: has {facts}{ours}; the numbers would differ, so give the "
-                    "same"
+                    f"--replay {folder}: has {what}; the numbers would differ, so give the same"
                 )
     if not num_starts or not events:
         raise InputError(f"{path}: has no events; give a run that has come to a checkpoint")

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -163,6 +164,16 @@ class Run:
         )
         rates = {id(p): (g["lr_scale"], g["weight_decay"]) for g in groups for p in g["params"]}
         return {name: rates[id(p)] for name, p in model.named_parameters()}
+
+    def unknown_of_data(self, before: Mapping[str, object]) -> list[str]:
+        """Return the digests of the data that the `fingerprint` of an older vigpipe lacks."""
+        return [n for n in self.fingerprint if n.startswith("SHA-256") and n not in before]
+
+    def differs_in_data(self, before: Mapping[str, object]) -> str | None:
+        """Return what differs from an earlier `fingerprint`, but for what that lacks."""
+        unknown = self.unknown_of_data(before)
+        now = {name: value for name, value in self.fingerprint.items() if name not in unknown}
+        return next((name for name, value in now.items() if before.get(name) != value), None)
 
     @cached_property
     def fingerprint(self) -> dict[str, object]:

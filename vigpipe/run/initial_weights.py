@@ -66,6 +66,16 @@ def notes_on_weights(config: TrainConfig, job: Job) -> list[str]:
     return notes if note is None else [*notes, note]
 
 
+def names_of_classes(config: TrainConfig, ours: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of a model's classes by label: the data's, or the file's if these have none.
+
+    The model is that of `initial_state`.
+    """
+    assert config.weights is not None
+    theirs = class_names(metadata_if_any(config.weights), config.weights)
+    return theirs if theirs and _are_numbers(ours) else ours
+
+
 def _class_order(config: TrainConfig, job: Job) -> tuple[list[int] | None, str | None]:
     """Return for each class of the data its label in the file, None if the same, and a note.
 
@@ -87,8 +97,8 @@ def _class_order(config: TrainConfig, job: Job) -> tuple[list[int] | None, str |
             f"reordered to {_listed(ours)}"
         )
     raise InputError(
-        f"{path}: its classes are {_listed(theirs)}, and those of {data} {_listed(ours)}; train a "
-        "new last layer with --new-classifier, or give data of the same classes"
+        f"{path}: its classes are {_listed(theirs)}, and those of {data} {_listed(ours)}; give "
+        "data of the same classes, or train a new last layer with --new-classifier"
     )
 
 

@@ -1,6 +1,7 @@
 """Arrays of pixels in files: mapped where they are not compressed, so that processes share them."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -29,6 +30,9 @@ class ArrayImages:
 
     def name_of(self, index: int) -> str:
         return f"{self.name}: image {index}"
+
+    def marks(self) -> Iterable[bytes]:
+        yield repr(self.pixels().shape).encode()
 
 
 def check_sides(shape: tuple[int, ...], name: str) -> None:

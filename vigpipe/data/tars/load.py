@@ -1,7 +1,7 @@
 """Read images out of tar files, each at its position."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -40,6 +40,9 @@ class LoadFromTars:
 
     def name_of(self, index: int) -> str:
         return f"{self.tars.paths[self.tar_of[index]]}: {self.names[index]}"
+
+    def marks(self) -> Iterable[bytes]:
+        yield from (self.names.content, self.names.ends.tobytes(), self.sizes.tobytes())
 
 
 class OpenTars:

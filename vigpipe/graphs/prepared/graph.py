@@ -1,5 +1,6 @@
 """A graph that lies in a prepared folder."""
 
+import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -8,7 +9,7 @@ import numpy as np
 from vigpipe.graphs.features import in_memory
 from vigpipe.graphs.graph import Graph, in_rows
 from vigpipe.graphs.partitions.partition import Partition
-from vigpipe.graphs.prepared.manifest import Manifest
+from vigpipe.graphs.prepared.manifest import Manifest, file_of_part
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -39,6 +40,13 @@ class PreparedGraph(Graph):
     def sha256(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.manifest.graph_sha256
 
+    @property
+    def features_sha256(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        manifest = self.manifest
+        names = (file_of_part("features", part) for part in range(manifest.num_parts))
+        digests = "".join(manifest.files[name].sha256 for name in names)
+        return hashlib.sha256(digests.encode()).hexdigest()
+
     def in_users_order(self) -> Graph:
         """Return the graph in memory, its nodes numbered as in what the folder was made of."""
         assert self.numbers is not None
@@ -53,4 +61,5 @@ class PreparedGraph(Graph):
             self.split[order],
             self.class_names,
             None if names is None else tuple(names[node] for node in order),
+            self.feature_weights,
         )

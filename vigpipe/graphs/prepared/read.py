@@ -38,6 +38,7 @@ def open_folder(folder: Path) -> PreparedGraph:
         split=nodes["split"],
         class_names=manifest.class_names,
         node_names=_names(files, manifest),
+        feature_weights=nodes.get("feature_weights"),
         numbers=nodes["numbers"],
         manifest=manifest,
         stored_loops=nodes["loops"],
@@ -98,6 +99,8 @@ class _Parts:
         else:
             numbers(arrays, "labels", np.int64, num_nodes, NO_CLASS, num_classes)
         numbers(arrays, "split", np.int8, num_nodes, NO_SPLIT, TEST + 1)
+        if "feature_weights" in arrays:
+            array(arrays, "feature_weights", np.float32, self._manifest.features)
         numbers(arrays, "loops", np.int64, len(arrays["loops"]), 0, num_nodes)
 
 

@@ -134,6 +134,8 @@ def _write_arrays(
         "numbers": graph.numbers_of(order),
         "loops": np.sort(new_numbers[graph.loops]).astype(np.int64),
     }
+    if graph.feature_weights is not None:
+        nodes["feature_weights"] = graph.feature_weights
     _save(folder, NODES, nodes, files)
     if graph.node_names is not None:
         names = json.dumps([graph.node_names[node] for node in order])
