@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -37,6 +38,43 @@ CLIPPED = TrainConfig(
     clip=0.1,
     ema=0.9,
 )
+
+
+@pytest.mark.parametrize(
+    "sampled",
+    [
+        {"sampler": "parts", "parts": 4, "opt": "sgd"},
+        {"sampler": "saint-node", "sample_nodes": 2, "coverage": 3, "opt": "adamw"},
+        {"sampler": "parts", "parts": 4, "strategy": "periodic", "opt": "adamw"},
+    ],
+    ids=["parts", "saint", "periodic"],
+)
+def test_a_step_with_nothing_to_train_on_changes_nothing(sampled, tmp_path):
+    draws = np.random.default_rng(0)
+    half = [np.r_[draws.integers(0, 20, 40), draws.integers(20, 40, 40)] for _ in range(2)]
+    split = np.full(40, -1)
+    split[:12], split[12:20] = 0, 2  # the other half is trained on by nobody
+    y = np.arange(40) % 2
+    path = tmp_path / "g.npz"
+    np.savez(path, edge_src=half[0], edge_dst=half[1], x=draws.random((40, 4)), y=y, split=split)
+    options: dict[str, Any] = {"width": 4, "norm": "batch", "weight_decay": 5.0, "ema": 0.5}
+    options |= {"warmup_epochs": 3, "clip": 1.0, "epochs": 4, **sampled}
+    run = prepare(TrainConfig(model="sage", data=str(path), **options), torch.float32)
+    rank_state = make_rank_state(run, 0, torch.device("cpu"))
+    rates, skipped = [], []
+    for item in range(run.num_steps):
+        batch = rank_state.feed.batch(item)
+        before = {name: tensor.clone() for name, tensor in named_tensors(rank_state).items()}
+        step = train_step(rank_state, batch)
+        rank_state.strategy.hear(step.agreement)
+        now = named_tensors(rank_state)
+        changed = {name for name in before if not torch.equal(now[name], before[name])}
+        assert step.is_taken == batch.is_trained == bool(changed)
+        rates.append(step.lr)
+        skipped.append(not step.is_taken)
+    assert rank_state.step == run.num_steps
+    assert len(set(rates)) > 3  # the schedule has gone on
+    assert set(skipped) == {True, False}
 
 
 def changed_when_a_collective_begins(rank: int, world_size: int) -> tuple[list[str], list[str]]:

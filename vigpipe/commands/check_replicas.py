@@ -178,10 +178,10 @@ class Alone(Synchronous):
 
     def combine_gradients(self, own: Computed) -> Outcome:
         if self.given is None:
-            return Outcome(own.stats, None if own.num_samples else torch.zeros_like(own.is_finite))
+            return Outcome(own.stats)
         for gradient, mean in zip(own.gradients, self.given.means, strict=True):
             gradient.copy_(mean)
-        is_taken = torch.full_like(own.is_finite, self.given.num_samples > 0)
+        is_taken = torch.full_like(own.is_finite, self.given.is_trained)
         return Outcome(self.given.stats, is_taken)
 
 
@@ -190,7 +190,7 @@ class Average(NamedTuple):
 
     means: list[Tensor]
     stats: Tensor  # those of BatchNorm of all the replicas
-    num_samples: int  # that stand behind it
+    is_trained: bool  # whether any of their items has something to train on
 
 
 class Act(NamedTuple):
@@ -253,15 +253,15 @@ class Model:
     def step(self, item: int) -> None:
         batch = read_batch(self.state, Item(item))
         self.losses += _take(self.state, batch)
-        self.samples += batch.num_samples
+        self.samples += batch.num_samples if batch.is_trained else 0
 
     def give(self) -> None:
         """Leave a copy of what is averaged."""
         self.given = {name: tensor.clone() for name, tensor in self.averaged.items()}
         self.given_samples, self.samples = self.samples, 0
 
-    def gradients(self, item: int) -> tuple[int, Tensor, list[Tensor]]:
-        """Compute samples, BatchNorm's statistics and gradients of an item, and change nothing."""
+    def gradients(self, item: int) -> tuple[ReplicaBatch, Tensor, list[Tensor]]:
+        """Compute BatchNorm's statistics and gradients of an item's batch, and change nothing."""
         batch, state = read_batch(self.state, Item(item)), self.state
         state.trained.follow_schedule(batch.step)
         state.reducer.gradients.clear()
@@ -270,7 +270,7 @@ class Model:
         gradients = [p.grad for p in state.trained.parameters().values() if p.grad is not None]
         if state.trained.loss_scale is not None:
             state.trained.loss_scale.unscale(gradients)
-        return batch.num_samples, state.trained.statistics.take(), [g.clone() for g in gradients]
+        return batch, state.trained.statistics.take(), [g.clone() for g in gradients]
 
 
 class InTurn:
@@ -329,12 +329,13 @@ class InTurn:
         items = [model.acts.popleft().item for model in group]
         taking = [(m, item) for m, item in zip(group, items, strict=True) if item is not None]
         there = [model.gradients(item) for model, item in taking]
-        num_samples = sum(n for n, _, _ in there)
-        counts = [n if num_samples else 1 for n, _, _ in there]
+        samples = [batch.num_samples for batch, _, _ in there]
+        counts = samples if any(samples) else [1] * len(there)
+        is_trained = any(batch.is_trained for batch, _, _ in there)
         means = [mean_of(each, counts) for each in zip(*(g for _, _, g in there), strict=True)]
         stats = torch.cat([stats for _, stats, _ in there])
         for model, item in taking:
-            model.alone.given = Average(means, stats, num_samples)
+            model.alone.given = Average(means, stats, is_trained)
             model.step(item)
             model.alone.given = None
 

@@ -78,6 +78,9 @@ class GraphFeed:
             self._labels(drawn) if self._has_last else None,
             tuple(() if s is None else self._structure(s) for s in drawn),
             weights=self._weights(drawn) if self._has_last else None,
+            has_targets=any(
+                self._sampler.has_training_nodes(epoch, n) for n in numbers if n is not None
+            ),
         )
 
     def test_batches(

@@ -33,6 +33,7 @@ class Status(NamedTuple):
     finite: bool = True  # its gradients are, and the loss if it has the last stage
     stop: bool = False  # it was asked to save and stop
     save: bool = False  # it considers a checkpoint to be due
+    empty: bool = False  # its share of the step has nothing to train on
     busy_seconds: float = 0.0  # of the previous step's forwards and backwards, without waiting
     data_seconds: float = 0.0  # for which it waited for the batch of the step
 
@@ -57,6 +58,10 @@ class Agreement:
     @property
     def save(self) -> bool:
         return any(status.save for status in self.statuses)
+
+    @property
+    def empty(self) -> bool:
+        return all(status.empty for status in self.statuses)
 
     @property
     def busy_seconds(self) -> list[float]:
@@ -92,7 +97,7 @@ def agree(
             dist.all_gather_into_tensor(gathered, own, group=peers.group)
             rows = gathered.view(peers.size, -1).tolist()
             everybody = all(row[0] for row in rows)
-            statuses = [Status(*map(bool, row[1:4]), *row[4:]) for row in rows]
+            statuses = [Status(*map(bool, row[1:5]), *row[5:]) for row in rows]
         if everybody:
             return Agreement(statuses)
         waited = time.monotonic() - began

@@ -40,6 +40,12 @@ class ReplicaBatch:
     # (b,) int64, of NumPy: in evaluations, which of the job's samples the rows are; None for all,
     # in order.
     samples: Any = None
+    has_targets: bool = True  # whether a row of this share is one that the loss may count
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether a step with this share alone may change the weights."""
+        return self.num_samples > 0 and self.has_targets
 
     def without_padding(self, rows: Tensor) -> Tensor:
         """Leave out the padding of (M * microbatch_size, ...); what is left are the samples."""

@@ -264,44 +264,45 @@ class OwnSteps:
         """Average gradients if that is due, each weighted with the samples of its item.
 
         A gradient that is not finite is not sent: its item counts as one without samples. A step
-        without samples is not taken, unless other replicas have some.
+        with nothing to train on is not taken, unless other replicas have something.
         """
-        self._last_samples = own.num_samples
+        self._last_samples = own.num_samples if own.is_trained else 0
         action, partner, _ = self._next_decision() if self._rules.gradients else OWN_GRADIENTS
         if action is Action.AVERAGE:
             return self._average_gradients(own, partner)
         if action is Action.NO_STEP:
             self._last_samples = None
             return Outcome(own.stats, torch.zeros_like(own.is_finite))
-        return _alone(own)
+        return Outcome(own.stats)
 
     def _average_gradients(self, own: Computed, partner: int) -> Outcome:
         is_good = holds_everywhere(own.is_finite, self.peers)
 
-        def exchange() -> tuple[list[Tensor], Tensor, Tensor]:
+        def exchange() -> tuple[list[Tensor], Tensor]:
             *good, stats = (
                 torch.where(is_good, t, torch.zeros_like(t)) for t in (*own.gradients, own.stats)
             )
-            means, num_all = self._averages.mean(good, own.num_samples * is_good.double(), partner)
-            return means, num_all, self._exchange.gather(stats.flatten(), partner)
+            means, _ = self._averages.mean(good, own.num_samples * is_good.double(), partner)
+            has_some = stats.new_tensor([own.is_trained]) * is_good
+            return means, self._exchange.gather(torch.cat((stats.flatten(), has_some)), partner)
 
         with self._averaging():
             exchanged = self._unless_lost(exchange, partner)
             if exchanged is None:
-                return _alone(own)
-            means, num_all, by_replica = exchanged
+                return Outcome(own.stats)
+            means, by_replica = exchanged
             num_microbatches = len(by_replica) * len(own.stats)
-            all_stats = by_replica.view(num_microbatches, *own.stats.shape[1:])
+            all_stats = by_replica[:, :-1].reshape(num_microbatches, *own.stats.shape[1:])
             for gradient, mean in zip(own.gradients, means, strict=True):
                 gradient.copy_(mean)
-        return Outcome(all_stats, num_all > 0)
+        return Outcome(all_stats, by_replica[:, -1].any())
 
     def _give_nothing(self, partner: int) -> None:
         """Come to an average of gradients between two steps, after the pool's last item."""
         zeros = [torch.zeros_like(p) for p in self._weights.parameters.values()]
         no_stats = zeros[0].new_zeros(self._position.num_stats, dtype=torch.float64)
         is_finite = zeros[0].new_ones((), dtype=torch.bool)
-        self._average_gradients(Computed(zeros, no_stats, is_finite, 0, None), partner)
+        self._average_gradients(Computed(zeros, no_stats, is_finite, 0, False, None), partner)
 
     @torch.no_grad()
     def average_weights(self) -> None:
@@ -426,11 +427,6 @@ class OwnSteps:
             "averaging_seconds": seconds["averaged"],
             "bytes_sent": self._exchange.bytes_sent,
         }
-
-
-def _alone(own: Computed) -> Outcome:
-    """Return the outcome of a step with the replica's own gradients, if its item has samples."""
-    return Outcome(own.stats, None if own.num_samples > 0 else torch.zeros_like(own.is_finite))
 
 
 def _make_rules(options: TrainConfig, course: Course, *, is_free: bool) -> Rules:

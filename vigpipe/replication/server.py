@@ -81,7 +81,7 @@ class Worker(_WithServer):
     def combine_gradients(self, own: Computed) -> Outcome:
         """Give the gradients to the server, unless some are not finite or the item is empty."""
         is_good = bool(holds_everywhere(own.is_finite, self.peers))
-        self._last_samples = num_given = own.num_samples if is_good else 0
+        self._last_samples = num_given = own.num_samples if is_good and own.is_trained else 0
         if isinstance(self._member, WorkerMember):
             self._member.num_given = num_given if is_good else NOT_FINITE
         self._next_decision()  # PUSH
@@ -143,8 +143,8 @@ class Server(_WithServer):
             self._staleness[pushed.staleness] += 1
             with self._diary.doing("worked"):
                 loop.apply(pushed)
-        elif action is Action.SKIP:
-            loop.skip(worker, step)
+        else:
+            loop.skip(worker, step, is_empty=action is Action.PASS)
         self._num_served += 1
 
     @torch.no_grad()

@@ -40,6 +40,7 @@ class Computed(NamedTuple):
     stats: Tensor  # BatchNorm's of the step's micro-batches, (micro-batches, 3, channels)
     is_finite: Tensor  # whether they are, and the loss if known; a scalar on the device
     num_samples: int
+    is_trained: bool  # whether the rank's share has anything to train on
     loss: Tensor | None  # of the item, a scalar on the device; only on the last stage
 
 
@@ -49,7 +50,7 @@ class Outcome(NamedTuple):
     # BatchNorm's statistics of all micro-batches that count, (micro-batches, 3, channels).
     stats: Tensor
     # Whether the step may change the weights, a scalar on the device; None if it may when the
-    # numbers of all peers are finite.
+    # numbers of all peers are finite, and one of them has something to train on.
     is_taken: Tensor | None = None
     # Whether this rank's optimizer takes it; otherwise another rank has the gradients.
     is_own: bool = True
@@ -71,8 +72,8 @@ class Loop:
     def apply(self, pushed: Pushed) -> None:
         """Take one optimizer step with the gradients of another replica."""
 
-    def skip(self, replica: int, step: int) -> None:
-        """Take no step with gradients of a replica, since they or their loss are not finite."""
+    def skip(self, replica: int, step: int, *, is_empty: bool) -> None:
+        """Take no step with a replica's item: it `is_empty`, or its gradients are not finite."""
 
     def take_over(self) -> None:
         """Write the run's files from now on, since all replicas before this one are lost."""

@@ -4,7 +4,7 @@ import math
 import sys
 from collections import deque
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -51,6 +51,7 @@ class Reporter:
             highlight=False,
         )
         self._num_skipped = 0  # steps in a row
+        self._has_told_empty = False
         self._untold: deque[TakenStep] = deque()  # steps of which nothing has been told yet
         self._stragglers = Stragglers(run.layout.one_team)
         runs_ahead, unit = rank_state.runs_ahead, run.job.unit
@@ -130,27 +131,60 @@ class Reporter:
         if self._num_skipped:
             why = _explain_skipped(self._state, taken, self._num_skipped)
             self.announce("skipped", why, step.number)
+        elif step.agreement.empty:
+            if self.loss is not None and not self._state.run.layout.has_server:  # which tells it
+                self.add_empty(step.number, "its sub-graphs", taken.item, is_taken=step.is_taken)
+            self.loss = None
         elif self.loss is not None and step.is_taken:
             self._add_row(taken, self.loss)
 
     def _add_row(self, taken: TakenStep, loss: float) -> None:
         run, (step, batch, item) = self._state.run, taken
-        team, of_team = run.layout.team_of(self._state.mesh.replica_index)
         facts = step.number, run.course.epoch(batch.step), loss, step.lr
         num_samples, waited = batch.num_samples, step.agreement.data_seconds
-        own_steps = self._state.own_steps
-        whose = {} if own_steps is None else {"replica": team, "item": item}
         size = *run.in_batches(item), num_samples
-        row = step_row(*facts, step.seconds, run.job.rates(*size, step.seconds), waited, **whose)
+        row = step_row(
+            *facts, step.seconds, run.job.rates(*size, step.seconds), waited, **self._whose(item)
+        )
         if self.record is None:
-            if own_steps is not None and of_team == 0 and self._state.mesh.shards.rank == 0:
-                own_steps.note(row)
+            self._note(row)
             return
         self.record.add_step(row)
         self.progress.add(*facts, num_samples, run.job.num_rows(*size))
         counts = run.fill(item).is_full or not run.fill(0).is_full
         if counts and (why := self._slow_data.add(waited, step.seconds)):
             self.announce("data", why, step.number)
+
+    def _whose(self, item: int | None) -> dict[str, int]:
+        """Return what a row says of the replica that took the step, if replicas have their own."""
+        if self._state.own_steps is None or item is None:
+            return {}
+        team, _ = self._state.run.layout.team_of(self._state.mesh.replica_index)
+        return {"replica": team, "item": item}
+
+    def _note(self, row: dict[str, Any]) -> None:
+        """Leave a row to the rank that writes; the first rank of a replica's last stage does."""
+        mesh, own_steps = self._state.mesh, self._state.own_steps
+        _, of_team = self._state.run.layout.team_of(mesh.replica_index)
+        if own_steps is not None and of_team == 0 and mesh.shards.rank == 0:
+            own_steps.note(row)
+
+    def add_empty(
+        self, step: int, what: str, item: int | None = None, *, is_taken: bool = False
+    ) -> None:
+        """Record that a step had nothing to train on of its own; tell the first time."""
+        name, outcome = "skipped", "skipped"
+        if is_taken:
+            name, outcome = "empty", "taken with the gradients of others"
+        message = f"step {step}: no training {self._state.run.job.unit} in {what}; {outcome}"
+        event = {"event": name, "step": step, "message": message, **self._whose(item)}
+        if self.record is None:
+            self._note(event)
+        else:
+            self.record.add(**event)
+        if not self._has_told_empty:
+            self.log(f"{message} (metrics.jsonl has all such steps)")
+        self._has_told_empty = True
 
     def add_pushed(self, pushed: Pushed, lr: float) -> None:
         run, self.loss = self._state.run, pushed.loss

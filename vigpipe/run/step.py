@@ -53,7 +53,7 @@ def train_step(
     loss, stats = _gather_loss_and_stats(rank_state, losses)
     is_finite = _is_finite(gradients, loss)
     stats, may_take, is_own = rank_state.strategy.combine_gradients(
-        Computed(gradients, stats, is_finite, batch.num_samples, loss)
+        Computed(gradients, stats, is_finite, batch.num_samples, batch.is_trained, loss)
     )
     if is_own:
         _clip(rank_state)
@@ -62,7 +62,9 @@ def train_step(
     # changes before all ranks have agreed, because a rank that loses its peer until then saves its
     # state as that of the step before (`checkpoint.rescue`).
     status = status._replace(
-        busy_seconds=rank_state.busy_seconds, data_seconds=rank_state.data_seconds
+        empty=not batch.is_trained,
+        busy_seconds=rank_state.busy_seconds,
+        data_seconds=rank_state.data_seconds,
     )
     all_finite = is_finite
     if rank_state.runs_ahead:
@@ -79,6 +81,8 @@ def train_step(
     if not rank_state.runs_ahead:
         all_finite = torch.full_like(is_finite, agreement.finite)
     is_taken = all_finite if may_take is None else may_take
+    if may_take is None and agreement.empty:
+        is_taken = torch.zeros_like(is_taken)
     rank_state.reducer.end_step(is_taken)
     rank_state.enter("optimizer")
     if rank_state.runs_ahead:

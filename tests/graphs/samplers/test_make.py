@@ -11,7 +11,7 @@ from tests.refusals import check_refusals
 from vigpipe.config.choices import SAMPLERS
 from vigpipe.config.demands import filled_in
 from vigpipe.config.options import TrainConfig, with_model_defaults
-from vigpipe.graphs.graph import TRAIN
+from vigpipe.graphs.graph import NO_SPLIT, TRAIN
 from vigpipe.graphs.samplers.make import make_sampler
 from vigpipe.graphs.samplers.parts import Parts
 from vigpipe.ops.adjacency import Layered
@@ -94,9 +94,11 @@ def test_who_asks_later_reads_what_was_counted(options):
 def test_a_graph_without_what_is_drawn_is_refused():
     nothing = replace(make_graph(3, [], []), split=np.full(3, TRAIN, np.int8))
     untrained = make_graph(3, [0], [1])
+    apart = replace(untrained, split=np.array([NO_SPLIT, NO_SPLIT, TRAIN], np.int8))
     rows = [
         (nothing, "saint-edge", "--sampler saint-edge: draws edges, and small has none"),
         (nothing, "fastgcn", "--sampler fastgcn: draws edges, and small has none"),
+        (apart, "saint-edge", "ends of edges, and no training node of small has one, of 1;"),
         (untrained, "neighbour", "--sampler neighbour: takes the training nodes of a gr"),
         (untrained, "fastgcn", "--sampler fastgcn: takes the training nodes of a gr"),
     ]

@@ -127,3 +127,20 @@ def test_walks_go_along_edges_and_stay_where_there_are_none():
     assert all(b in sources[a] for walk in walks for a, b in pairwise(walk))
     assert {walk[0] for walk in walks} == {0, 1, 2, 3}
     assert len({tuple(walk) for walk in walks if walk[0] == 0}) == 6  # all that there are
+
+
+def test_nodes_without_edges_do_not_count_where_the_ends_of_edges_are_drawn():
+    split = GRAPH.split
+    has_edge = np.isin(np.arange(NUM_NODES), np.r_[GRAPH.sources(), GRAPH.targets()])
+    draw_nodes, most_drawn = DRAWN["edge"]
+    counts = count(GRAPH, draw_nodes, 5, SEED)
+    few = has_edge & (np.arange(NUM_NODES) > 2)
+    sampler = Saint(GRAPH, draw_nodes, most_drawn, counts, SEED, few)
+    num_lost = int(np.count_nonzero((split == TRAIN) & ~few))
+    assert num_lost > 0
+    assert sampler.num_training_nodes(1, 0) == np.count_nonzero(split == TRAIN) - num_lost
+    assert f"; {num_lost} training nodes have no edge and never come" in sampler.describe()
+    assert "never come" not in sampler_of("node").describe()
+    for number in range(20):
+        nodes = sampler.draw(1, number).nodes
+        assert sampler.has_training_nodes(1, number) == (split[nodes] == TRAIN).any()

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 from vigpipe.config.options import TrainConfig, parse_fanout
 from vigpipe.config.prepared import is_prepared
 from vigpipe.errors import InputError
@@ -67,8 +69,15 @@ def _saint_nodes(config: TrainConfig, graph: Graph) -> Sampler:
 def _saint_edges(config: TrainConfig, graph: Graph) -> Sampler:
     assert config.sample_edges is not None
     _check_edges(config, graph)
-    num = config.sample_edges
-    return _saint(config, graph, (num,), by_edges(graph, num), 2 * num)
+    num, has_edge = config.sample_edges, np.diff(graph.indptr) > 0
+    has_edge[graph.sources()] = True
+    is_train = graph.split == TRAIN
+    if is_train.any() and not (is_train & has_edge).any():
+        raise InputError(
+            f"--sampler {config.sampler}: draws the ends of edges, and no training node of "
+            f"{graph.name} has one, of {np.count_nonzero(is_train):,}; choose another --sampler"
+        )
+    return _saint(config, graph, (num,), by_edges(graph, num), 2 * num, has_edge)
 
 
 def _saint_walks(config: TrainConfig, graph: Graph) -> Sampler:
@@ -85,12 +94,13 @@ def _saint(
     drawn_by: tuple[object, ...],
     draw_nodes: DrawNodes,
     most_drawn: int,
+    can_come: np.ndarray | None = None,
 ) -> Sampler:
     """Make a sampler of GraphSAINT whose draws depend on sampler, graph, seed and `drawn_by`."""
     assert config.coverage is not None
     name = "-".join(map(str, (config.sampler, *drawn_by)))
     counts = kept_counts(graph, name, draw_nodes, config.coverage, config.seed, _beside(config))
-    return Saint(graph, draw_nodes, most_drawn, counts, config.seed)
+    return Saint(graph, draw_nodes, most_drawn, counts, config.seed, can_come)
 
 
 def _fastgcn(config: TrainConfig, graph: Graph) -> Sampler:

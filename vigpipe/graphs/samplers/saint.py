@@ -29,15 +29,24 @@ class Saint(Sampler):
     """The sub-graph on nodes that are drawn; an epoch draws as many nodes as the graph has.
 
     An epoch has n / (mean nodes of a sub-graph) sub-graphs, rounded up. `draw_nodes` draws at most
-    `most_drawn` nodes, and has drawn those that were counted.
+    `most_drawn` nodes, and has drawn those that were counted; `can_come`, (n,) bool, are the nodes
+    that it ever draws, by default all.
     """
 
     def __init__(
-        self, graph: Graph, draw_nodes: DrawNodes, most_drawn: int, counts: Counts, seed: int
+        self,
+        graph: Graph,
+        draw_nodes: DrawNodes,
+        most_drawn: int,
+        counts: Counts,
+        seed: int,
+        can_come: np.ndarray | None = None,
     ) -> None:
         self.counts = counts
         self._degrees, self._induced = degrees_of(graph), Induced(graph)
-        self._num_train = len(graph.nodes_of(TRAIN))
+        self._is_train = graph.split == TRAIN
+        can_train = self._is_train if can_come is None else self._is_train & can_come
+        self._num_train = int(np.count_nonzero(can_train))
         self.most_nodes = self.most_targets = min(graph.num_nodes, most_drawn)
         self._nodes = lru_cache(64)(partial(distinct_nodes, draw_nodes, seed))
         self._sizes = Sizes()
@@ -61,20 +70,24 @@ class Saint(Sampler):
         return size[0] if size else round(self.counts.mean_nodes)
 
     def num_training_nodes(self, epoch: int, number: int) -> int:
-        """Count those of the whole graph, which the weighted nodes of a sub-graph stand for."""
+        """Count those that can come, which the weighted nodes of a sub-graph stand for."""
         return self._num_train
+
+    def has_training_nodes(self, epoch: int, number: int) -> bool:
+        return bool(self._is_train[self._nodes(epoch, number)].any())
 
     def num_edges(self, epoch: int, number: int) -> int:
         size = self._sizes.get(epoch, number)
         return size[1] if size else len(self._induced.on(self._nodes(epoch, number))[1])
 
     def describe(self) -> str:
-        counts = self.counts
+        counts, num_lost = self.counts, int(np.count_nonzero(self._is_train)) - self._num_train
+        lost = f"; {num_lost:,} training nodes have no edge and never come" if num_lost else ""
         came = f"counted in {counts.seconds:.1f} s{', and read from a file' * counts.was_read}"
         return (
             f"{counts.num_drawn:,} sub-graphs drawn to count how often nodes and edges come, with "
             f"{counts.mean_nodes:,.0f} nodes and {counts.mean_edges:,.0f} edges on average, "
-            f"{came}; an epoch has {self.num_sub_graphs[0]:,}"
+            f"{came}; an epoch has {self.num_sub_graphs[0]:,}{lost}"
         )
 
     def as_table(self) -> dict[str, object]:

@@ -47,6 +47,10 @@ class Sampler(Protocol):
         """Count the nodes whose losses a sub-graph adds up, also those on other ranks."""
         ...
 
+    def has_training_nodes(self, epoch: int, number: int) -> bool:
+        """Whether a sub-graph that was drawn has nodes that are trained on."""
+        return self.num_training_nodes(epoch, number) > 0
+
     def num_edges(self, epoch: int, number: int) -> int:
         """Count the directed edges of a sub-graph, also of one that this rank does not draw."""
         ...
