@@ -1,6 +1,7 @@
 """Which graph a word stands for, and who fetches what is not there."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -50,6 +51,21 @@ def test_features_are_scaled_and_edges_added_on_request(tmp_path):
     np.testing.assert_array_equal(other.indices, symmetric(graph)[1])
     np.testing.assert_array_equal(other.indptr, symmetric(graph)[0])
     assert other.sha256 != graph.sha256
+
+
+def test_several_classes_a_node_are_asked_for(tmp_path):
+    graph, path = opened("sbm:30,2,4"), tmp_path / "graph.npz"
+    arrays = {"edge_src": [0], "edge_dst": [1], "x": graph.features, "split": graph.split}
+    np.savez(path, **arrays, y=np.eye(2)[graph.labels])
+    assert opened(str(path), multi_label=True).is_multi_label
+    (note,) = opened(str(path)).notes
+    assert note.endswith(
+        "give each node one class, and are read so; if a node may have several, add --multi-label"
+    )
+    np.savez(path, **arrays, y=graph.labels)
+    words = "has one class a node, but --multi-label, or a model of .* needs zeros and ones"
+    attempt = partial(opened, multi_label=True)
+    check_refusals([(str(path), words), ("sbm:30,2,4", words)], attempt, "^--data .*: ")
 
 
 def test_another_word_lists_what_there_is():

@@ -53,7 +53,10 @@ def prepare_dataset(source: str, out: Path, options: PrepareConfig) -> None:
         features=options.features,
         symmetric=options.symmetric,
         seed=options.seed,
+        multi_label=options.multi_label,
     )
+    for note in graph.notes:
+        print(note)
     scaling, symmetric = options.features or "raw", options.symmetric is not False
     if isinstance(graph, PreparedGraph):
         scaling, symmetric = graph.manifest.scaling, graph.manifest.symmetric

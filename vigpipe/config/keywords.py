@@ -51,6 +51,7 @@ class TrainKeywords(TypedDict, total=False):
     validation: float
     features: choices.Features | None
     symmetric: bool | None
+    multi_label: bool
     sampler: choices.Sampler | None
     partition: choices.Partition | None
     parts: int | None

@@ -43,6 +43,8 @@ def follow_weights(config: Options) -> Options:
                 "other weights"
             )
     followed = {name: value for name, value in said.items() if getattr(config, name) is None}
+    if metadata.get("multi_label") == "True" and not config.new_classifier:
+        followed["multi_label"] = True
     if defaults.job == "images":
         followed |= _of_images(metadata, config, path)
     return replace(config, model=model, **followed)

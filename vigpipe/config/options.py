@@ -127,6 +127,8 @@ class TrainConfig:
         features: how the features of a graph's nodes are scaled: raw, the default, leaves them as
             they are; row divides each node's by their sum; tfidf gives rare ones more weight.
         symmetric: use every edge of a graph in both directions, as by default.
+        multi_label: read the zeros and ones of a graph file as several classes a node, even if each
+            node has one.
         sampler: what sub-graph of a graph a micro-batch is: full, the default, is the graph itself;
             parts takes the parts of --partition; saint-node, saint-edge and saint-walk draw nodes
             (GraphSAINT); fastgcn and neighbour take some training nodes, and sample edges for every
@@ -326,6 +328,7 @@ class TrainConfig:
     validation: float = _data(0.0, short=True, job="images")
     features: choices.Features | None = _data(None, job="graph", in_weights=True)
     symmetric: bool | None = _data(None, job="graph", in_weights=True)
+    multi_label: bool = _data(False, job="graph", differs="always")
     sampler: choices.Sampler | None = _data(None, short=True, job="graph")
     partition: choices.Partition | None = _sampled("parts", short=True, filled="metis")
     parts: int | None = _sampled("parts", short=True, bounds=(1, 1 << 30), filled=40)

@@ -52,6 +52,8 @@ class PrepareConfig:
         features: how the features are scaled: raw, the default, leaves them as they are; row
             divides each node's by their sum; tfidf gives rare ones more weight.
         symmetric: use every edge in both directions, as by default.
+        multi_label: read the zeros and ones of a graph file as several classes a node, even if each
+            node has one.
         partition: how the graph is cut into parts: metis cuts few edges; random draws each node's
             part; spectral and walks look for clusters.
         parts: number of parts.
@@ -62,6 +64,7 @@ class PrepareConfig:
     download: bool = False
     features: Features | None = None
     symmetric: bool | None = None
+    multi_label: bool = False
     partition: Partition = "metis"
     parts: int = 40
     seed: int = 0

@@ -103,6 +103,12 @@ def _damaged(path: Path, kind: str, error: Exception) -> InputError:
     )
 
 
+def names_in(path: Path) -> list[str]:
+    """List the names of the arrays in a .npz file; errors are those of `opened_archive`."""
+    with opened_archive(path) as archive:
+        return sorted(members_of(archive, path))
+
+
 def members_of(archive: zipfile.ZipFile, path: Path) -> dict[str, zipfile.ZipInfo]:
     """List the arrays of a .npz file by name; two of a name are an InputError."""
     members: dict[str, zipfile.ZipInfo] = {}

@@ -35,6 +35,7 @@ class Graph:
     # What tf-idf has multiplied each feature by, (d,) float32; None for other features.
     feature_weights: np.ndarray | None = None
     numbers: np.ndarray | None = None  # (n,) int64, in the user's files; None if they are the same
+    notes: tuple[str, ...] = ()  # how it was read, which the user should know before a run
 
     @property
     def num_nodes(self) -> int:

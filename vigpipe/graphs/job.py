@@ -95,7 +95,7 @@ class GraphJob:
             f"{graph.num_features:,} features, {graph.num_classes} classes"
         )
         shared = str(self.rank_parts) if self._has_halos else ""
-        return (whole, *filter(None, (self.sampler.describe(), shared)))
+        return (whole, *graph.notes, *filter(None, (self.sampler.describe(), shared)))
 
     @property
     def _has_halos(self) -> bool:
@@ -361,6 +361,7 @@ def open_graph_job(config: TrainConfig) -> GraphJob:
         symmetric=config.symmetric,
         seed=config.seed,
         feature_weights=weights,
+        multi_label=config.multi_label,
     )
     return _make_job(config, graph)
 

@@ -30,6 +30,7 @@ def open_graph(
     symmetric: bool | None,
     seed: int,
     feature_weights: np.ndarray | None = None,
+    multi_label: bool = False,
 ) -> Graph:
     """Open a graph to train on; InputError if there is none.
 
@@ -39,17 +40,19 @@ def open_graph(
     does so before the others open the graph. Scaled features (`features.scaled`) and edges with
     their reverse are by default as a folder has them, otherwise raw and symmetric. A model that was
     trained with tf-idf brings the weights of the features; by default they are fitted.
+    `multi_label` asks for a graph of which a node may have several classes.
     """
     # Path's own expanduser raises RuntimeError for an unknown ~user.
     path = Path(os.path.expanduser(data))
     if is_prepared(data):
         graph = _as_prepared(open_folder(path), features, symmetric)
+        _check_kind(graph, data, multi_label)
         _check_weights(graph, feature_weights)
         return graph
     if data.startswith(sbm.PREFIX):
         graph = sbm.draw(data, seed)
     elif data.lower().endswith(SUFFIX):
-        graph = graph_file.read(path)
+        graph = graph_file.read(path, multi_label=multi_label)
     elif data.lower() in named.DATA_SETS:
         graph = named.read(named.DATA_SETS[data.lower()], data_dir, download=download)
     else:
@@ -58,6 +61,7 @@ def open_graph(
             f"--data {data}: no such graph; give one of {names}, a graph file (*{SUFFIX}), a "
             f"prepared folder or {sbm.FORM}"
         )
+    _check_kind(graph, data, multi_label)
     raw = graph.features
     assert not isinstance(raw, StoredRows)
     scaling, where = features or "raw", f"--data {data}"
@@ -77,6 +81,15 @@ def open_graph(
         indptr, indices = both_directions(graph)
         graph = replace(graph, indptr=indptr, indices=indices)
     return graph
+
+
+def _check_kind(graph: Graph, data: str, multi_label: bool) -> None:
+    if multi_label and not graph.is_multi_label:
+        raise InputError(
+            f"--data {data}: has one class a node, but --multi-label, or a model of several "
+            "classes a node, needs zeros and ones of shape (n, C); save the labels so, or leave "
+            "the option out"
+        )
 
 
 def _as_prepared(

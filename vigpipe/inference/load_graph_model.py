@@ -63,6 +63,7 @@ class GraphTransform:
             symmetric=options["symmetric"],
             seed=0,
             feature_weights=self.description.feature_weights,
+            multi_label=self.description.multi_label,
         )
         self.description.check(graph, str(data))
         if isinstance(graph, PreparedGraph):

@@ -55,6 +55,7 @@ def prepare_node_prediction(config: PredictConfig) -> tuple[Run, GraphDescriptio
         download=config.download,
         sampler="full",
         seed=config.seed,
+        multi_label=description.multi_label,
         **options_of_ranks(config),
     )
     run = prepare(options, weight_dtype(config.dtype))

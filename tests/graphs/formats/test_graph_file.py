@@ -42,7 +42,7 @@ def save(tmp_path):
 
 @pytest.mark.parametrize("write", [np.savez, np.savez_compressed])
 def test_dense_features(save, write):
-    path = save({**DENSE, "names": np.array(["any"] * N), "other": np.array([{}])}, write)
+    path = save({**DENSE, "names": np.array(["any"] * N)}, write)
     graph = read(path)
     assert graph.name == str(path)
     assert graph.indptr.tolist() == [0, 1, 3, 4, 4, 4, 4, 4, 4, 4, 4]  # the edge 3 → 0 once
@@ -56,6 +56,8 @@ def test_dense_features(save, write):
     assert graph.split.dtype == np.int8
     assert graph.class_names == ("0", "1", "2")
     assert graph.node_names == ("any",) * N
+    unsigned = {name: DENSE[name].astype(np.uint64) for name in ("edge_src", "edge_dst")}
+    assert read(save({**DENSE, **unsigned}, write)).sha256 == graph.sha256
     nothing = {"edge_src": np.zeros(0, int), "edge_dst": np.zeros(0, int)}
     graph = read(save({**DENSE, **nothing}))
     assert (graph.num_edges, graph.node_names) == (0, None)
@@ -67,6 +69,7 @@ def test_sparse_features(save):
         ({}, 6, rows),
         ({"x_shape": None}, int(ROWS.indices.max()) + 1, rows),
         ({"x_shape": None, "num_features": np.array(8)}, 8, rows),
+        ({"num_features": np.array([6])}, 6, rows),
         ({"x_data": None}, 6, rows != 0),  # ones where no numbers are stored
     ):
         graph = read(save({**SPARSE, **change}))
@@ -88,7 +91,31 @@ def test_numbers_of_one_place_are_added_and_zeros_left_out(save):
     assert features.indices.tolist() == [0, 2]
 
 
+def test_a_class_a_node_is_read_from_numbers_names_and_zeros_and_ones(save):
+    letters = np.array(list("cab"))[Y]
+    some = put(Y, [2, 8], -1)
+    of_some = {"y": np.eye(4)[some][:, :3], "split": np.where(some < 0, -1, SPLIT)}
+    for change, labels, names in (
+        ({"y": Y / 1}, Y, "012"),
+        ({"y": Y[:, None]}, Y, "012"),
+        ({"y": Y == 1}, Y == 1, "01"),
+        ({"y": letters}, np.array([2, 0, 1])[Y], "abc"),
+        ({"y": letters.astype(bytes), "classes": np.array(list("cab"))}, Y, "cab"),
+        ({"y": np.eye(3)[Y], "classes": np.array(list("cab"))}, Y, "cab"),
+        (of_some, some, "012"),
+    ):
+        graph = read(save({**DENSE, **change}))
+        np.testing.assert_array_equal(graph.labels, labels)
+        assert graph.labels.dtype == np.int64
+        assert graph.class_names == tuple(names)
+        assert len(graph.notes) == (change["y"].shape[1:] == (3,))
+    assert read(save({**DENSE, "split": SPLIT / 1})).sha256 == read(save(DENSE)).sha256
+
+
 def test_a_node_may_have_several_classes(save):
+    one_hot = read(save({**DENSE, "y": np.eye(3)[Y]}), multi_label=True)
+    np.testing.assert_array_equal(one_hot.labels, np.eye(3, dtype=bool)[Y])
+    assert not one_hot.notes
     graph = read(save({**DENSE, "y": MANY.astype(int), "classes": np.array(["a", "b", "c"])}))
     assert graph.is_multi_label
     assert graph.labels.dtype == bool
@@ -125,7 +152,23 @@ DENSE_WRONG = [
     ({"x": X[1:]}, "labels of 10 nodes, but features of 9; save all"),
     ({"split": SPLIT[1:]}, "labels of 10 nodes, but split of 9"),
     ({"x": X[:0], "y": Y[:0], "split": SPLIT[:0]}, "has no nodes, expected at least"),
-    ({"y": Y / 1}, "labels are float64 of shape"),
+    ({"y": put(Y / 1, 4, np.nan)}, "float64, and that of node 4 is nan, expected the number of"),
+    ({"y": put(Y / 1, 2, 0.5)}, r"node 2 is 0.5, .* or -1 for none, .*; save them so"),
+    ({"y": np.array(["a", "b"] * 5), "classes": np.array(["a", "c"])}, "class 'b', which is none"),
+    ({"y": np.full(N, b"\xff")}, "bytes that are no UTF-8"),
+    ({"y": Y + 1}, r"class 0 \('0'\) has no training nodes; classes count from 0, so subtract 1"),
+    ({"y": Y + 1, "classes": np.array(list("abc"))}, "names 3; classes count from 0, so subtract"),
+    ({"edge_src": put(FAR, 0, 1 << 63, np.uint64)}, "edge 0 goes from node 9223372036854775808"),
+    ({"edge_weight": X[:5, 0]}, "has edge_weight, but weights .* not supported yet; leave the"),
+    ({"edge_weights": X[:5], "edge_attr": X[:5]}, "has edge_attr, edge_weights, but weights"),
+    ({"train_mask": SPLIT == 0}, "has train_mask, of which nothing would be read; save"),
+    ({"edge_index": np.stack([Y, Y]), "val_mask": Y}, r"edge_src=edge_index\[0\], .*np\.select"),
+    ({"class\x1b": Y}, r"has class\\x1b, expected none but edge_src, .*; rename what was meant"),
+    (
+        {"x_shape": np.array([N, 5])},
+        "x_shape is 10 × 5, but by its other arrays it would be 10 × 4",
+    ),
+    ({"num_features": np.array(3)}, "num_features is 3, but by its other arrays it would be 4"),
     ({"y": put(Y, 4, -2)}, "node 4 has the label -2, but classes count from 0"),
     ({"y": put(Y, 0, 1 << 63, np.uint64)}, "has the label 9223372036854775808"),
     ({"y": put(Y, 9, 3)}, r"class 3 \('3'\) has no training nodes"),
@@ -133,7 +176,8 @@ DENSE_WRONG = [
     ({"split": SPLIT % 2}, "has no test nodes .* mark some with 2"),
     ({"y": Y * 0 - 1}, "has no training nodes"),
     ({"split": put(SPLIT, 5, 3)}, "the split of node 5 is 3, expected 0 for train"),
-    ({"split": SPLIT == 0}, "its split is bool of shape"),
+    ({"split": SPLIT == 0}, "its split is bool of shape .*: 0 for training, .*; save them so"),
+    ({"split": SPLIT / 2}, "its split is float64 of shape"),
     ({"classes": np.array(["a", "b"])}, "of 3 classes, but it names 2; name every"),
     ({"classes": np.array(["a", "b", "a"])}, "two classes are called 'a'"),
     ({"classes": np.array(["a", "b\n", "c"])}, r"class 1, 'b\\n', is empty"),
@@ -157,6 +201,8 @@ SPARSE_WRONG = [
     ({"num_features": 1 << 40, "x_shape": None}, "has 1099511627776 feature"),
     ({"num_features": np.ones(2, int), "x_shape": None}, "expected 1 whole number"),
     ({"x_shape": np.ones(2)}, "x_shape has float64 of shape .2,., expect"),
+    ({"x_shape": np.array([-1, 6])}, "x_shape is -1 × 6, but by its other arrays it would be 10 ×"),
+    ({"num_features": np.array(7)}, "x_shape is 10 × 6, but by .* it would be 10 × 7; correct it"),
 ]
 
 

@@ -7,8 +7,8 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from vigpipe.errors import InputError
-from vigpipe.files.names import escaped, is_plain
-from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST, TRAIN, Graph, are_rows, in_rows
+from vigpipe.graphs.formats.labels import check_trainable, read_labels, whole_numbers
+from vigpipe.graphs.graph import NO_SPLIT, TEST, Graph, are_rows, in_rows
 
 MOST_FEATURES = 1 << 24  # the first layer has a row of weights for each feature
 _AT_ONCE = 1 << 22  # numbers that are checked together
@@ -23,14 +23,14 @@ def make_graph(
     labels: np.ndarray,
     split: np.ndarray,
     class_names: Sequence[str] | None = None,
+    multi_label: bool = True,
 ) -> Graph:
     """Check the parts of a graph and put them together; an InputError begins with `where`.
 
     Edges are their sources, and their targets, (e,) integers each; repeated ones count once.
-    Features, (n, d), are dense or from `make_rows`. Labels are (n,) integers, NO_CLASS for none; or
-    (n, C) zeros and ones. The split is (n,) integers; a node without a class gets NO_SPLIT, because
-    there is nothing to train or to score it with. By default, classes are named after their
-    numbers.
+    Features, (n, d), are dense or from `make_rows`. Labels, class names and `multi_label`
+    are those of `read_labels`. The split is (n,) whole numbers; a node without a class gets
+    NO_SPLIT, because there is nothing to train or to score it with.
     """
     num_nodes = len(labels) if labels.ndim else 0
     shape: Any = features.shape  # scipy says it can be None
@@ -45,29 +45,13 @@ def make_graph(
                 f"{where}: has labels of {num_nodes} nodes, but {what} of {length}; save all "
                 "arrays in the same order of nodes"
             )
-    _check_edges(*edges, num_nodes, where)
-    features = _check_features(features, where)
-    multi_label = labels.ndim == 2
-    labels = _zeros_and_ones(labels, where) if multi_label else _whole_numbers(labels, where)
-    num_classes = labels.shape[1] if multi_label else int(labels.max()) + 1
-    names = _check_names(class_names, num_classes, multi_label, where)
+    edges = _check_edges(*edges, num_nodes, where)
+    features = check_features(features, where)
     split = _check_split(split, where)
-    if not multi_label:
-        split[labels == NO_CLASS] = NO_SPLIT
-    for part, text in ((TRAIN, "training"), (TEST, "test")):
-        if not (split == part).any():
-            raise InputError(
-                f"{where}: has no {text} nodes (with a class); mark some with {part} in its split"
-            )
-    if not multi_label:
-        trained = np.bincount(labels[split == TRAIN], minlength=len(names))
-        if not trained.all():
-            absent = int(trained.argmin())
-            raise InputError(
-                f"{where}: class {absent} ('{escaped(names[absent])}') has no training nodes; put "
-                "some of its nodes into the training split, or leave the class out"
-            )
-    return Graph(name, *in_rows(*edges, num_nodes), features, labels, split, names)
+    of_nodes, names, notes = read_labels(labels, split, class_names, where, multi_label=multi_label)
+    split = check_trainable(of_nodes, split, names, where)
+    rows = in_rows(*edges, num_nodes)
+    return Graph(name, *rows, features, of_nodes, split, names, notes=notes)
 
 
 def make_split(parts: Iterable[tuple[int, np.ndarray | None, str]], num_nodes: int) -> np.ndarray:
@@ -148,7 +132,9 @@ def _as_float32(values: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(values, dtype=np.float32)
 
 
-def _check_edges(sources: np.ndarray, targets: np.ndarray, num_nodes: int, where: str) -> None:
+def _check_edges(
+    sources: np.ndarray, targets: np.ndarray, num_nodes: int, where: str
+) -> tuple[np.ndarray, np.ndarray]:
     for ends in (sources, targets):
         if ends.ndim != 1 or ends.dtype.kind not in "iu" or ends.shape != sources.shape:
             raise InputError(
@@ -163,9 +149,20 @@ def _check_edges(sources: np.ndarray, targets: np.ndarray, num_nodes: int, where
             f"{where}: edge {edge} goes from node {sources[edge]} to node {targets[edge]}, but "
             f"with {num_nodes} nodes they count from 0 to {num_nodes - 1}; correct the edge"
         )
+    # NumPy does not calculate with uint64 and int64 together.
+    sources, targets = (
+        ends.view(np.int64) if ends.dtype == np.uint64 else ends for ends in (sources, targets)
+    )
+    return sources, targets
 
 
-def _check_features(features: np.ndarray | csr_array, where: str) -> np.ndarray | csr_array:
+def check_features(
+    features: np.ndarray | csr_array, where: str, numbers: np.ndarray | None = None
+) -> np.ndarray | csr_array:
+    """Return features, (n, d), as float32; InputError if they are no finite numbers.
+
+    It begins with `where`, and calls the nodes by their `numbers`, (n,), if there are some.
+    """
     shape: Any = features.shape
     if len(shape) != 2 or features.dtype.kind not in "biuf" or shape[1] < 1:
         raise InputError(
@@ -177,7 +174,7 @@ def _check_features(features: np.ndarray | csr_array, where: str) -> np.ndarray 
         if not finite.all():
             number = int(finite.argmin())
             node = int(np.searchsorted(features.indptr, number, side="right")) - 1
-            _refuse_number(where, node, int(features.indices[number]))
+            _refuse_number(where, node, int(features.indices[number]), numbers)
         return features
     features = _as_float32(features)
     rows = max(1, _AT_ONCE // shape[1])
@@ -185,83 +182,31 @@ def _check_features(features: np.ndarray | csr_array, where: str) -> np.ndarray 
         finite = np.isfinite(features[first : first + rows])
         if not finite.all():
             node, column = np.unravel_index(finite.argmin(), finite.shape)
-            _refuse_number(where, first + int(node), int(column))
+            _refuse_number(where, first + int(node), int(column), numbers)
     return features
 
 
-def _refuse_number(where: str, node: int, column: int) -> None:
+def _refuse_number(where: str, node: int, column: int, numbers: np.ndarray | None) -> None:
+    called = node if numbers is None else numbers[node]
     raise InputError(
-        f"{where}: feature {column} of node {node} is not a finite number of float32; mend or "
+        f"{where}: feature {column} of node {called} is not a finite number of float32; mend or "
         "remove it"
     )
 
 
-def _whole_numbers(labels: np.ndarray, where: str) -> np.ndarray:
-    if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise InputError(
-            f"{where}: its labels are {labels.dtype} of shape {labels.shape}, expected whole "
-            "numbers of shape (n,), or zeros and ones of shape (n, C) where a node may have "
-            "several classes"
-        )
-    # Every class needs a training node, so there are fewer classes than nodes.
-    wrong = (labels < NO_CLASS) | (labels >= len(labels))
-    if wrong.any():
-        node = int(wrong.argmax())
-        raise InputError(
-            f"{where}: node {node} has the label {labels[node]}, but classes count from 0, with "
-            f"{NO_CLASS} for none; number the classes 0, 1, 2 and so on"
-        )
-    return labels.astype(np.int64)
-
-
-def _zeros_and_ones(labels: np.ndarray, where: str) -> np.ndarray:
-    if (
-        labels.shape[1] < 1
-        or labels.dtype.kind not in "biu"
-        or ((labels != 0) & (labels != 1)).any()
-    ):
-        raise InputError(
-            f"{where}: its labels are {labels.dtype} of shape {labels.shape}, expected zeros and "
-            "ones in this shape; where a node has one class, save its number in the shape (n,)"
-        )
-    return np.ascontiguousarray(labels != 0)
-
-
-def _check_names(
-    names: Sequence[str] | None, num_classes: int, multi_label: bool, where: str
-) -> tuple[str, ...]:
-    if names is None:
-        return tuple(str(label) for label in range(num_classes))
-    if num_classes > len(names) or (multi_label and num_classes < len(names)):
-        raise InputError(
-            f"{where}: its labels are of {num_classes} classes, but it names {len(names)}; name "
-            "every class"
-        )
-    for label, name in enumerate(names):
-        if not name.strip() or not is_plain(name):
-            raise InputError(
-                f"{where}: the name of class {label}, '{escaped(name)}', is empty or has control "
-                "characters in it; rename it"
-            )
-    if len(set(names)) < len(names):
-        twice = next(name for label, name in enumerate(names) if name in names[:label])
-        raise InputError(
-            f"{where}: two classes are called '{escaped(twice)}'; give each a name of its own"
-        )
-    return tuple(names)
-
-
 def _check_split(split: np.ndarray, where: str) -> np.ndarray:
-    if split.ndim != 1 or split.dtype.kind not in "iu":
+    parts = whole_numbers(split) if split.ndim == 1 else None
+    if parts is None:
         raise InputError(
             f"{where}: its split is {split.dtype} of shape {split.shape}, expected whole numbers "
-            "of shape (n,)"
+            "of shape (n,): 0 for training, 1 for validation, 2 for test and -1 for none; save "
+            "them so"
         )
-    wrong = (split < NO_SPLIT) | (split > TEST)
+    wrong = (parts < NO_SPLIT) | (parts > TEST)
     if wrong.any():
         node = int(wrong.argmax())
         raise InputError(
-            f"{where}: the split of node {node} is {split[node]}, expected 0 for training, 1 for "
+            f"{where}: the split of node {node} is {parts[node]}, expected 0 for training, 1 for "
             "validation, 2 for test or -1 for none; correct it"
         )
-    return split.astype(np.int8)
+    return parts.astype(np.int8)

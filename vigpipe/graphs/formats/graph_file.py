@@ -1,5 +1,6 @@
 """A graph in one .npz file of NumPy, as `vigpipe dataset` writes it and anybody can."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,17 +8,25 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from vigpipe.errors import InputError
-from vigpipe.files.npy import read_npz
+from vigpipe.files.names import escaped
+from vigpipe.files.npy import names_in, read_npz
 from vigpipe.graphs.formats.checked import make_graph, make_rows
 from vigpipe.graphs.graph import Graph
 
 _REQUIRED = ("edge_src", "edge_dst", "y", "split")
 _ROWS = ("x_indptr", "x_indices")
 _OPTIONAL = ("x", *_ROWS, "x_data", "x_shape", "num_features", "classes", "names")
+_KNOWN = (*_REQUIRED, *_OPTIONAL)
+_OF_EDGES = ("edge_weight", "edge_attr", "edge_type", "edge_time", "edge_feat")  # or plural
+_MASKS = ("train_mask", "val_mask", "test_mask")
 
 
-def read(path: Path) -> Graph:
-    """Read a graph file (docs/graph-data.md); InputError if it holds no graph to train on."""
+def read(path: Path, *, multi_label: bool = False) -> Graph:
+    """Read a graph file (docs/graph-data.md); InputError if it holds no graph to train on.
+
+    With `multi_label`, labels that are zeros and ones stay so even if each node has one class.
+    """
+    _check_known(names_in(path), path)
     arrays = read_npz(path, _REQUIRED, _OPTIONAL, mapped=("x",))
     labels = arrays["y"]
     num_nodes = len(labels) if labels.ndim else 0
@@ -29,9 +38,39 @@ def read(path: Path) -> Graph:
         labels=labels,
         split=arrays["split"],
         class_names=_texts(arrays, "classes", "each class", None, path),
+        multi_label=multi_label,
     )
     of_nodes = f"each of the {num_nodes} nodes"
     return replace(graph, node_names=_texts(arrays, "names", of_nodes, num_nodes, path))
+
+
+def _check_known(names: Sequence[str], path: Path) -> None:
+    """Raise InputError for arrays that nobody would read, with what to do about the usual ones."""
+    unknown = [name for name in names if name not in _KNOWN]
+    masks = [name for name in unknown if name in _MASKS]
+    of_edges = [name for name in unknown if name.removesuffix("s") in _OF_EDGES]
+    if "edge_index" in unknown:
+        raise InputError(
+            f"{path}: has edge_index, as torch-geometric names edges, expected edge_src, edge_dst "
+            "and split; save np.savez('graph.npz', x=x, y=y, edge_src=edge_index[0], edge_dst="
+            "edge_index[1], split=np.select([train_mask, val_mask, test_mask], [0, 1, 2], -1))"
+        )
+    if masks:
+        raise InputError(
+            f"{path}: has {', '.join(masks)}, of which nothing would be read; save what they say "
+            "in split, 0 for training, 1 for validation, 2 for test and -1 for none, and leave "
+            "them out"
+        )
+    if of_edges:
+        raise InputError(
+            f"{path}: has {', '.join(of_edges)}, but weights and features of edges are not "
+            "supported yet; leave the array out to train with edges that all count the same"
+        )
+    if unknown:
+        raise InputError(
+            f"{path}: has {escaped(', '.join(unknown))}, expected none but {', '.join(_KNOWN)}; "
+            "rename what was meant, and leave other arrays out"
+        )
 
 
 def _features(arrays: dict[str, np.ndarray], num_nodes: int, path: Path) -> np.ndarray | csr_array:
@@ -42,15 +81,22 @@ def _features(arrays: dict[str, np.ndarray], num_nodes: int, path: Path) -> np.n
             f"{path}: of the arrays x, x_indptr and x_indices it has {there}; save dense features "
             "as x, or sparse ones as x_indptr and x_indices"
         )
+    stated = _stated_shape(arrays, path)
     if "x" in arrays:
+        _check_stated(stated, arrays["x"].shape, path)
         return arrays["x"]
     indptr, indices = (arrays[name] for name in _ROWS)
-    shape = num_nodes, _num_columns(arrays, indices, path)
-    return make_rows(indptr, indices, arrays.get("x_data"), shape, str(path))
+    num_columns = stated.get("num_features", stated.get("x_shape", (0,)))[-1]
+    if not stated:
+        are_whole = indices.size and indices.dtype.kind in "iu"
+        num_columns = int(indices.max()) + 1 if are_whole else 1
+    _check_stated(stated, (num_nodes, num_columns), path)
+    return make_rows(indptr, indices, arrays.get("x_data"), (num_nodes, num_columns), str(path))
 
 
-def _num_columns(arrays: dict[str, np.ndarray], indices: np.ndarray, path: Path) -> int:
-    """Return what `x_shape` or `num_features` says, otherwise the largest index + 1."""
+def _stated_shape(arrays: dict[str, np.ndarray], path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the numbers of `x_shape`, nodes and features, and of `num_features`, if there."""
+    stated: dict[str, tuple[int, ...]] = {}
     for name, size in (("x_shape", 2), ("num_features", 1)):
         if name in arrays:
             stored = arrays[name]
@@ -59,8 +105,18 @@ def _num_columns(arrays: dict[str, np.ndarray], indices: np.ndarray, path: Path)
                     f"{path}: {name} has {stored.dtype} of shape {stored.shape}, expected {size} "
                     "whole number(s); save the shape of the features"
                 )
-            return int(stored.reshape(-1)[-1])
-    return int(indices.max()) + 1 if indices.size and indices.dtype.kind in "iu" else 1
+            stated[name] = tuple(stored.reshape(-1).tolist())
+    return stated
+
+
+def _check_stated(stated: dict[str, tuple[int, ...]], shape: tuple[int, ...], path: Path) -> None:
+    for name, numbers in stated.items():
+        expected = shape[-len(numbers) :]
+        if numbers != expected:
+            raise InputError(
+                f"{path}: {name} is {' × '.join(map(str, numbers))}, but by its other arrays it "
+                f"would be {' × '.join(map(str, expected))}; correct it, or leave it out"
+            )
 
 
 def _texts(
