@@ -87,6 +87,8 @@ FORGED = [
     (NODES, "split", lambda a: a + np.int8(2), "split are not all in -1 … 2"),
     (NODES, "numbers", lambda a: a * 0, "numbers has a node twice"),
     (NODES, "loops", lambda a: a + 300, "loops are not all in 0 … 299"),
+    (EDGES, "indices", lambda a: a[::-1].copy(), "indices do not ascend for each node"),
+    (EDGES, "indices", lambda a: np.repeat(a[::2], 2)[: len(a)].copy(), "indices do not ascend"),
 ]
 FORGED_DENSE = [
     (NODES, "labels", lambda a: np.full(300, 4), "labels are not all in -1 … 3"),
@@ -109,6 +111,52 @@ def test_a_forged_file_reads_nothing_beyond_its_arrays(folder, other):
             for *row, message in forged
         ]
         check_refusals(rows, attempt)
+
+
+def first(array, value):
+    array = array.copy()
+    array.flat[0] = value
+    return array
+
+
+UNTRAINABLE = [
+    (
+        OTHER,
+        NODES,
+        "loops",
+        lambda a: a[1:].copy(),
+        "00000.*: indices have other edges from a node",
+    ),
+    (DENSE, NODES, "labels", lambda a: np.full(300, -1), ": has no training nodes"),
+    (DENSE, NODES, "split", lambda a: np.maximum(a, 1), ": has no training nodes"),
+    (OTHER, NODES, "split", lambda a: np.minimum(a, 1), ": has no test nodes"),
+    (DENSE, NODES, "labels", lambda a: np.where(a == 2, 1, a), r"class 2 \('2'\) has no training"),
+    (DENSE, NODES, "labels", lambda a: np.maximum(a, 1), "so subtract 1 if these labels count"),
+    (DENSE, NODES, "split", lambda a: np.where(a == 1, 2, a).astype("i1"), ": holds another graph"),
+    (DENSE, FEATURES, "x", lambda a: first(a, np.nan), "00001.*: feature 0 of node [0-9]+ is not"),
+    (
+        OTHER,
+        FEATURES,
+        "values",
+        lambda a: first(a, np.inf),
+        "00001.*: feature [0-9]+ of node .* is",
+    ),
+]
+
+
+def test_the_rules_of_graph_files_hold_in_a_folder_too(folder, other):
+    def attempt(graph, file, key, change):
+        of_graph = folder if graph is DENSE else other
+        path = of_graph / f"{file}.safetensors"
+        with restored(path, of_graph / "manifest.json"):
+            forge(of_graph, path.relative_to(of_graph), **{key: change(load_file(path)[key])})
+            check_folder(of_graph)
+
+    check_refusals(UNTRAINABLE, attempt)
+    table = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**table, "class_names": list("abca")}))
+    with pytest.raises(InputError, match="two classes are called 'a'; give each"):
+        open_folder(folder)
 
 
 def test_bytes_that_are_no_safetensors_and_names_that_are_none_are_refused(folder, other):

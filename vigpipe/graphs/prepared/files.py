@@ -28,23 +28,29 @@ class Files:
     def arrays(self, name: str, check: Callable[[Arrays], object]) -> Arrays:
         """Return the arrays of a file, whose pages are read when they are looked at.
 
-        InputError if it is not what it must be, or `check` raises KeyError or ValueError at first.
+        InputError if it is not what it must be, or `check` raises KeyError or ValueError at first,
+        or an InputError of its own.
         """
         with self._lock:
             if name not in self._read:
                 arrays = self._mapped(name)
                 try:
                     check(arrays)
+                except InputError:
+                    raise
                 except (KeyError, ValueError) as error:
                     raise InputError(
-                        f"{self._folder / name}: {escaped(str(error))}; {_ADVICE}"
+                        f"{self.path(name)}: {escaped(str(error))}; {_ADVICE}"
                     ) from error
                 self._read[name] = arrays
             return self._read[name]
 
+    def path(self, name: str) -> Path:
+        return self._folder / name
+
     def checked(self, name: str) -> Path:
         """Return the path of a file; InputError if it is not what the manifest says of it."""
-        path, facts = self._folder / name, self._facts[name]
+        path, facts = self.path(name), self._facts[name]
         size, found = file_digest(path)
         if size != facts.bytes:
             raise InputError(

@@ -14,6 +14,7 @@ from vigpipe.files.atomic import write_atomically
 from vigpipe.files.names import escaped, is_plain
 from vigpipe.files.untrusted import read_json
 from vigpipe.graphs.features import Scaling
+from vigpipe.graphs.formats.checked import MOST_FEATURES
 from vigpipe.graphs.partitions.partition import METHODS, Method
 
 NODES = "nodes.safetensors"
@@ -102,7 +103,7 @@ def _parsed(table: dict[str, Any]) -> Manifest:
     num_parts = manifest.num_parts
     if sum(manifest.part_nodes) != manifest.nodes or not 1 <= num_parts <= MOST_PARTS:
         raise ValueError("part_nodes do not add up to nodes")
-    if manifest.kept_edges > manifest.edges or manifest.features < 1:
+    if manifest.kept_edges > manifest.edges or not 1 <= manifest.features <= MOST_FEATURES:
         raise ValueError("kept_edges or features are out of range")
     of_parts = {file_of_part(what, p) for p in range(num_parts) for what in ("edges", "features")}
     needed = of_parts | {NODES}

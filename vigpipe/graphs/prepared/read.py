@@ -1,5 +1,7 @@
 """Open a prepared folder as a graph."""
 
+import hashlib
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -8,6 +10,8 @@ from scipy.sparse import csr_array
 
 from vigpipe.errors import InputError
 from vigpipe.files.untrusted import read_json
+from vigpipe.graphs.formats.checked import check_features
+from vigpipe.graphs.formats.labels import check_class_names, check_trainable
 from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST
 from vigpipe.graphs.prepared.files import Arrays, Files, array, check_rows, numbers
 from vigpipe.graphs.prepared.graph import PreparedGraph
@@ -21,6 +25,8 @@ def open_folder(folder: Path) -> PreparedGraph:
     files = Files(folder, manifest.files)
     parts = _Parts(files, manifest)
     nodes, first_nodes = parts.nodes, np.array(manifest.first_nodes)
+    check_class_names(manifest.class_names, str(folder))
+    split = check_trainable(nodes["labels"], nodes["split"], manifest.class_names, str(folder))
     return PreparedGraph(
         name=str(folder),
         indptr=nodes["indptr"],
@@ -35,7 +41,7 @@ def open_folder(folder: Path) -> PreparedGraph:
             manifest.stored,
         ),
         labels=nodes["labels"],
-        split=nodes["split"],
+        split=split,
         class_names=manifest.class_names,
         node_names=_names(files, manifest),
         feature_weights=nodes.get("feature_weights"),
@@ -48,10 +54,20 @@ def open_folder(folder: Path) -> PreparedGraph:
 def check_folder(folder: Path) -> Manifest:
     """Check every file of a folder, and what is in it; InputError if it is not what it must be."""
     graph = open_folder(folder)
-    firsts = graph.manifest.first_nodes
-    for start, end in pairwise(firsts):
-        _ = graph.indices[graph.indptr[start] : graph.indptr[end]], graph.features[start:end]
-    return graph.manifest
+    manifest = graph.manifest
+    digest = hashlib.sha256("\0".join(graph.class_names).encode())  # the same as Graph.sha256
+    digest.update(graph.indptr.data)
+    for start, end in pairwise(manifest.first_nodes):
+        digest.update(graph.indices[graph.indptr[start] : graph.indptr[end]].data)
+        _ = graph.features[start:end]
+    digest.update(np.ascontiguousarray(graph.labels).data)
+    digest.update(graph.split.data)
+    if digest.hexdigest() != manifest.graph_sha256:
+        raise InputError(
+            f"{folder}: holds another graph than its manifest says by graph_sha256; prepare the "
+            "folder anew"
+        )
+    return manifest
 
 
 class _Parts:
@@ -62,31 +78,49 @@ class _Parts:
         self.nodes = files.arrays(NODES, self._check_nodes)
 
     def edges_into(self, part: int) -> np.ndarray:
-        start, end = self._manifest.first_nodes[part : part + 2]
-        num_edges = int(self.nodes["indptr"][end] - self.nodes["indptr"][start])
-        arrays = self._files.arrays(
-            file_of_part("edges", part),
-            lambda arrays: numbers(arrays, "indices", np.int32, num_edges, 0, self._manifest.nodes),
-        )
-        return arrays["indices"]
+        check = partial(self._check_edges, *self._manifest.first_nodes[part : part + 2])
+        return self._files.arrays(file_of_part("edges", part), check)["indices"]
 
     def features(self, part: int) -> Rows:
-        shape = self._manifest.part_nodes[part], self._manifest.features
-        is_dense = self._manifest.stored is None
+        name = file_of_part("features", part)
+        first, end = self._manifest.first_nodes[part : part + 2]
 
         def check(arrays: Arrays) -> None:
-            if is_dense:
-                array(arrays, "x", np.float32, *shape)
-                return
-            values = arrays["values"]
-            array(arrays, "values", np.float32, len(values))
-            check_rows(arrays, np.int32, shape[0] + 1, len(values))
-            numbers(arrays, "indices", np.int32, len(values), 0, shape[1])
+            self._check_shape(arrays, end - first)
+            where = str(self._files.path(name))
+            check_features(self._rows(arrays), where, self.nodes["numbers"][first:end])
 
-        arrays = self._files.arrays(file_of_part("features", part), check)
-        if is_dense:
+        return self._rows(self._files.arrays(name, check))
+
+    def _rows(self, arrays: Arrays) -> Rows:
+        if self._manifest.stored is None:
             return arrays["x"]
+        shape = len(arrays["indptr"]) - 1, self._manifest.features
         return csr_array((arrays["values"], arrays["indices"], arrays["indptr"]), shape=shape)
+
+    def _check_shape(self, arrays: Arrays, num_nodes: int) -> None:
+        if self._manifest.stored is None:
+            array(arrays, "x", np.float32, num_nodes, self._manifest.features)
+            return
+        values = arrays["values"]
+        array(arrays, "values", np.float32, len(values))
+        check_rows(arrays, np.int32, num_nodes + 1, len(values))
+        numbers(arrays, "indices", np.int32, len(values), 0, self._manifest.features)
+
+    def _check_edges(self, first: int, end: int, arrays: Arrays) -> None:
+        """Check the edges that end in the nodes first ... end - 1."""
+        rows = self.nodes["indptr"][first : end + 1] - self.nodes["indptr"][first]
+        num_edges, num_nodes = int(rows[-1]), self._manifest.nodes
+        indices = numbers(arrays, "indices", np.int32, num_edges, 0, num_nodes)
+        begins_row = np.zeros(num_edges + 1, np.bool_)
+        begins_row[rows] = True
+        if not (begins_row[1:-1] | (indices[1:] > indices[:-1])).all():
+            raise ValueError("indices do not ascend for each node")
+        targets = np.repeat(np.arange(first, end, dtype=np.int32), np.diff(rows))
+        stored = self.nodes["loops"]
+        stored = stored[(stored >= first) & (stored < end)]
+        if not np.array_equal(targets[indices == targets], stored):
+            raise ValueError(f"indices have other edges from a node to itself than {NODES}")
 
     def _check_nodes(self, arrays: Arrays) -> None:
         num_nodes, num_classes = self._manifest.nodes, len(self._manifest.class_names)
