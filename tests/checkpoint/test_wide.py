@@ -1,6 +1,5 @@
 """A wide model is put together from stored rows and slices, and never whole in memory."""
 
-import re
 from dataclasses import replace
 
 import pytest
@@ -9,12 +8,12 @@ from safetensors.torch import load_file
 
 from tests.checkpoint.test_manifest import PLAIN
 from tests.hidden_sides import NoHiddenSides
+from tests.refusals import check_refusals
 from vigpipe.checkpoint import wide
 from vigpipe.checkpoint.manifest import list_checkpoints, verify
 from vigpipe.checkpoint.saver import Saver, rank_file_name
 from vigpipe.checkpoint.state import replica_prefix
-from vigpipe.checkpoint.wide import assemble, export_wide, wide_shapes
-from vigpipe.errors import InputError
+from vigpipe.checkpoint.wide import WideModel, assemble, check_wide, export_wide, wide_shapes
 from vigpipe.files.weights_metadata import read_metadata
 from vigpipe.model import mapped
 from vigpipe.model.slicing import Side, Slicing
@@ -33,7 +32,15 @@ SHAPES = {  # shape and sides of a wide tensor
     "scale": ((), ()),
     "count": ((), ()),
 }
+LIKE = {
+    name: torch.empty(shape, dtype=torch.int64 if name == "count" else None, device="meta")
+    for name, (shape, _) in SHAPES.items()
+}
 SLICING = Slicing({"a": N_A, "b": N_B}, {name: sides for name, (_, sides) in SHAPES.items()})
+
+
+def model(num, chosen=None):
+    return WideModel(SLICING, LIKE, num, chosen)
 
 
 def entries_of(name, channels):
@@ -94,7 +101,7 @@ def test_slices_lie_over_the_rows_and_what_is_whole_is_averaged(num, dtype, tmp_
     monkeypatch.setattr(wide, "_NUMBERS_AT_ONCE", 30)
     monkeypatch.setattr(mapped, "_NUMBERS_AT_ONCE", 30)
     _, rows, parts, chosen, expected = world(num, dtype)
-    targets = mapped.create(tmp_path / "w", wide_shapes(SLICING, parts, rows, "here"))
+    targets = mapped.create(tmp_path / "w", wide_shapes(model(num), parts, rows, "here"))
     assemble(targets, SLICING, parts, rows, chosen)
     assert targets.keys() == expected.keys()
     assert all(torch.equal(targets[name], expected[name]) for name in expected)
@@ -120,32 +127,66 @@ def test_a_checkpoint_is_exported_without_memory_for_a_whole_side(tmp_path):
     checkpoint, manifest = saved(tmp_path, rows, parts)
     path = tmp_path / "model.safetensors"
     with NoHiddenSides(N_A, N_B, 2 * N_A):
-        export_wide(checkpoint, manifest, path, SLICING, 4, chosen)
+        export_wide(checkpoint, manifest, path, model(4, chosen))
     loaded = load_file(path)
     assert loaded.keys() == expected.keys()
     assert all(torch.equal(loaded[name], expected[name]) for name in expected)
     assert read_metadata(path) == {"format": "pt", "model": "sage"}
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "change", "problem"),
-    [
-        ("rows", "first.bias", None, "replica2/rows/first.bias is missing"),
-        ("model", "first.bias", None, "replica2/model/first.bias is missing"),
-        ("rows", "concat.weight", (1, 2), r"is \(1, 2\), expected \(34, 176\)"),
-        ("model", "concat.weight", (34, 176), r"is \(34, 176\), expected \(34, 44\)"),
-        ("model", "last.bias", (4,), r"is \(4,\), expected \(3,\)"),
-    ],
-)
-def test_a_checkpoint_of_another_model_is_refused(kind, name, change, problem, tmp_path):
-    _, rows, parts, chosen, _ = world(4)
-    of_replica = {"rows": rows, "model": parts}[kind][2]
-    if change is None:
-        del of_replica[name]
-    else:
-        of_replica[name] = torch.zeros(change)
-    checkpoint, manifest = saved(tmp_path, rows, parts)
-    with pytest.raises(InputError, match=f"^{re.escape(str(checkpoint))}: .*{problem}"):
-        export_wide(checkpoint, manifest, tmp_path / "model.safetensors", SLICING, 4, chosen)
+OTHERS = [  # replicas, kind, name, what is there instead, and the problem
+    ([2], "rows", "first.bias", None, "replica2/rows/first.bias is missing, expected float32 of"),
+    ([2], "model", "first.bias", None, "replica2/model/first.bias is missing"),
+    (
+        [2],
+        "rows",
+        "concat.weight",
+        torch.zeros(1, 2),
+        r"is float32 of shape \(1, 2\), .* \(34, 176\)",
+    ),
+    ([2], "model", "concat.weight", torch.zeros(34, 176), r"\(34, 176\), expected .* \(34, 44\)"),
+    ([2], "model", "last.bias", torch.zeros(4), r"is .* \(4,\), expected .* \(3,\)"),
+    (
+        range(4),
+        "model",
+        "last.bias",
+        torch.zeros(4),
+        r" model/last.bias is .* \(4,\), expected .* \(3,\)",
+    ),
+    (range(4), "rows", "first.weight", torch.zeros(22, 6), r"rows/first.* \(22, 6\), expected"),
+    (
+        [3],
+        "rows",
+        "first.bias",
+        torch.zeros(22).double(),
+        "replica3/.* is float64 .*expected float32",
+    ),
+    (range(4), "model", "count", torch.zeros(()), " model/count is float32 .*int64"),
+    (
+        [1],
+        "rows",
+        "optimizer/exp_avg/last.weight",
+        torch.zeros(3, 34),
+        " rows/opt.* is mis",
+    ),
+]
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    def attempt(number, replicas, kind, name, other):
+        _, rows, parts, chosen, _ = world(4)
+        for replica in replicas:
+            tensors = {"rows": rows, "model": parts}[kind][replica]
+            tensors[name] = other
+            if other is None:
+                del tensors[name]
+        folder = tmp_path / str(number)
+        checkpoint, manifest = saved(folder, rows, parts)
+        if number < 2:
+            export_wide(checkpoint, manifest, tmp_path / "model.safetensors", model(4, chosen))
+        check_wide(checkpoint, manifest, model(4))
+
+    rows = [(number, *row) for number, row in enumerate(OTHERS)]
+    check_refusals(rows, attempt, r"/checkpoints/[^ ]+:.*", where=tmp_path)
     assert not list(tmp_path.glob("*.partial"))
     assert not list(tmp_path.glob("model*"))

@@ -8,6 +8,7 @@ of its state. Nothing is whole in memory: all tensors are mapped.
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,24 +20,38 @@ from vigpipe.errors import InputError
 from vigpipe.model import mapped
 from vigpipe.model.mapped import Shapes
 from vigpipe.model.slicing import Slicing, runs
+from vigpipe.replication.subnetworks.moments import is_moment
 
 Chosen = Callable[[str, int], Tensor]  # (group, sub-model) -> its channels, ascending int64
 
 _NUMBERS_AT_ONCE = 1 << 20
 
 
-def export_wide(
-    checkpoint: Path,
-    manifest: Manifest,
-    path: Path,
-    slicing: Slicing,
-    num: int,
-    chosen: Chosen | None,
-) -> None:
-    """Write the wide model's weights from a checkpoint of its `num` sub-models.
+class WideModel(NamedTuple):
+    """What a checkpoint says of the wide model of its sub-models."""
 
-    `chosen` is None if no step of the round has been taken, so that the rows are the whole model.
-    """
+    slicing: Slicing
+    like: Mapping[str, Tensor]  # its state dict, maybe on meta
+    num: int  # of sub-models
+    chosen: Chosen | None  # None if no step of the round was taken: the rows are the whole model
+
+
+def export_wide(checkpoint: Path, manifest: Manifest, path: Path, wide: WideModel) -> None:
+    """Write the wide model's weights from a checkpoint of its sub-models."""
+    parts, rows = _parts_and_rows(checkpoint, manifest, wide.num)
+    shapes = wide_shapes(wide, parts, rows, str(checkpoint))
+    with save_rows(path, shapes, manifest.weights) as targets:
+        assemble(targets, wide.slicing, parts, rows, wide.chosen)
+
+
+def check_wide(checkpoint: Path, manifest: Manifest, wide: WideModel) -> None:
+    """Raise InputError if what a checkpoint's sub-models hold is not all of the wide model."""
+    wide_shapes(wide, *_parts_and_rows(checkpoint, manifest, wide.num), str(checkpoint))
+
+
+def _parts_and_rows(
+    checkpoint: Path, manifest: Manifest, num: int
+) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
     found: dict[str, Tensor] = {}
     for name in manifest.files:
         found |= mapped.open(checkpoint / name, writes_file=False)
@@ -44,9 +59,7 @@ def export_wide(
         [_of(found, f"{replica_prefix(j)}{kind}/") for j in range(num)]
         for kind in ("model", "rows")
     )
-    shapes = wide_shapes(slicing, parts, rows, str(checkpoint))
-    with save_rows(path, shapes, manifest.weights) as targets:
-        assemble(targets, slicing, parts, rows, chosen)
+    return parts, rows
 
 
 def _of(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -54,40 +67,51 @@ def _of(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def wide_shapes(
-    slicing: Slicing,
+    wide: WideModel,
     parts: Sequence[Mapping[str, Tensor]],
     rows: Sequence[Mapping[str, Tensor]],
     where: str,
 ) -> Shapes:
-    """Return dtypes and shapes of a wide model; InputError if a sub-model or rows do not fit."""
+    """Return dtypes and shapes of a wide model; InputError if a sub-model or rows do not fit.
+
+    The moments of a weight that are stored with its rows must be as these are.
+    """
     shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
-    for name, sides in slicing.sides.items():
-        dim = slicing.owned(name)
-        first = (parts if dim is None else rows)[0].get(name)
-        whole = () if first is None else tuple(first.shape)
-        if len(whole) == len(sides):
-            whole = tuple(
-                length if side is None else side.length(slicing.sizes[side.group])
-                for length, side in zip(whole, sides, strict=True)
-            )
-            owned = tuple(n // len(rows) if i == dim else n for i, n in enumerate(whole))
-            narrow = slicing.shape(name, whole, len(parts))
-        else:
-            owned = narrow = None
-        holders = [("model", narrow, parts)]
-        holders += [] if dim is None else [("rows", owned, rows)]
-        for kind, expected, all_of_kind in holders:
-            for j, tensors in enumerate(all_of_kind):
-                tensor = tensors.get(name)
-                if tensor is None or tuple(tensor.shape) != expected:
-                    what = "is missing" if tensor is None else f"is {tuple(tensor.shape)}"
+    moments = {name for of_owner in rows for name in of_owner if is_moment(name)}
+    for name, like in wide.like.items():
+        whole, dim = tuple(like.shape), wide.slicing.owned(name)
+        narrow = wide.slicing.shape(name, whole, wide.num)
+        dtype = _dtype(like, [of_one.get(name) for of_one in (*parts, *rows)])
+        holders = [("model", name, dtype, narrow, parts)]
+        if dim is not None:
+            owned = tuple(n // wide.num if i == dim else n for i, n in enumerate(whole))
+            holders.append(("rows", name, dtype, owned, rows))
+            for moment in sorted(m for m in moments if m.split("/", 2)[-1] == name):
+                its_dtype = _dtype(like, [of_one.get(moment) for of_one in rows])
+                holders.append(("rows", moment, its_dtype, owned, rows))
+        for kind, stored, its_dtype, shape, tensors in holders:
+            for j, of_one in enumerate(tensors):
+                tensor = of_one.get(stored)
+                actual = None if tensor is None else (tensor.dtype, tuple(tensor.shape))
+                if actual != (its_dtype, shape):
+                    what = "is missing" if actual is None else f"is {_text(*actual)}"
                     raise InputError(
-                        f"{where}: {replica_prefix(j)}{kind}/{name} {what}, expected "
-                        f"{expected or 'another shape'}; give a checkpoint of this model"
+                        f"{where}: {replica_prefix(j)}{kind}/{stored} {what}, expected "
+                        f"{_text(its_dtype, shape)}; give a checkpoint of this model"
                     )
-        assert first is not None
-        shapes[name] = first.dtype, whole
+        shapes[name] = dtype, whole
     return shapes
+
+
+def _dtype(like: Tensor, found: Sequence[Tensor | None]) -> torch.dtype:
+    """Return the first dtype that is there of the same kind as that of the model."""
+    dtypes = (t.dtype for t in found if t is not None)
+    is_float = like.is_floating_point()
+    return next((d for d in dtypes if d.is_floating_point == is_float), like.dtype)
+
+
+def _text(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+    return f"{str(dtype).removeprefix('torch.')} of shape {shape}"
 
 
 def assemble(

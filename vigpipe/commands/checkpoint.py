@@ -19,7 +19,7 @@ from vigpipe.checkpoint.manifest import (
     verify,
 )
 from vigpipe.checkpoint.weights_file import save_weights
-from vigpipe.checkpoint.wide import export_wide
+from vigpipe.checkpoint.wide import WideModel, check_wide, export_wide
 from vigpipe.config.choices import MODELS, Divided
 from vigpipe.errors import DONE, WRONG_INPUT, InputError
 from vigpipe.files.names import escaped
@@ -61,6 +61,8 @@ def verify_all(places: Sequence[Path], log: Callable[[str], None]) -> int:
         try:
             manifest = verify(checkpoint)
             num_tensors = len(tensor_names(checkpoint, manifest))
+            if _is_wide(manifest):
+                check_wide(checkpoint, manifest, _wide_model(checkpoint, manifest))
             sentence = f"{checkpoint}: whole, {num_tensors} tensors in {len(manifest.files)} files"
         except InputError as error:
             code, sentence = WRONG_INPUT, str(error)
@@ -87,8 +89,8 @@ def export(
     names = sorted(name for name in where if name.startswith(kind))
     if not names:
         raise InputError(f"{checkpoint}: has no {kind}… tensors; the run had no --ema")
-    if manifest.config.get("strategy") == "subnetworks":
-        _export_wide(checkpoint, manifest, target)
+    if _is_wide(manifest):
+        export_wide(checkpoint, manifest, target, _wide_model(checkpoint, manifest))
         what = "weights"
     else:
         state = {k.removeprefix(kind): v for k, v in read_tensors(checkpoint, where, names)}
@@ -98,9 +100,13 @@ def export(
     return f"{target}: {what} of {checkpoint}{why}"
 
 
-def _export_wide(checkpoint: Path, manifest: Manifest, target: Path) -> None:
-    """Write the weights of the wide model that sub-networks have trained a part of each."""
-    slicing = _slicing(checkpoint, manifest)
+def _is_wide(manifest: Manifest) -> bool:
+    return manifest.config.get("strategy") == "subnetworks"
+
+
+def _wide_model(checkpoint: Path, manifest: Manifest) -> WideModel:
+    """Describe the wide model that sub-networks have trained a part of each."""
+    slicing, like = _slicing(checkpoint, manifest)
     config, progress = manifest.config, manifest.replicas.get("progress", {})
     taken, numbers = progress.get("taken"), [config.get(n, 0) for n in ("seed", "average_every")]
     num = len(taken) if isinstance(taken, list) else 0
@@ -121,11 +127,11 @@ def _export_wide(checkpoint: Path, manifest: Manifest, target: Path) -> None:
         return draws()[replica][group]
 
     is_new = table.taken[0] == round_index * every
-    export_wide(checkpoint, manifest, target, slicing, num, None if is_new else chosen)
+    return WideModel(slicing, like, num, None if is_new else chosen)
 
 
-def _slicing(checkpoint: Path, manifest: Manifest) -> Slicing:
-    """Return which sides of the wide model's tensors are divided."""
+def _slicing(checkpoint: Path, manifest: Manifest) -> tuple[Slicing, dict[str, Tensor]]:
+    """Return which sides of the wide model's tensors are divided, and these on meta."""
     from vigpipe.inference.description import describe_image_model
     from vigpipe.inference.graph_description import describe_graph_model
 
@@ -133,12 +139,13 @@ def _slicing(checkpoint: Path, manifest: Manifest) -> Slicing:
     with torch.device("meta"):
         if model not in MODELS:
             graph_model = describe_graph_model(manifest.weights, checkpoint).build()
-            return graph_model.slicing(manifest.config.get("partition_input") is True)
+            slicing = graph_model.slicing(manifest.config.get("partition_input") is True)
+            return slicing, graph_model.state_dict()
         wide: Any = describe_image_model(manifest.weights, model, checkpoint).build()
     try:
         if divided not in (choices := get_args(Divided)):
             raise ValueError(f"expected {' or '.join(choices)}")
-        return wide.slicing(divided=divided)
+        return wide.slicing(divided=divided), wide.state_dict()
     except ValueError as error:
         raise InputError(
             f"{checkpoint}: gives --divided as {escaped(str(divided), 40)}: {error}; give another "
