@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -14,7 +15,8 @@ from vigpipe.replication.course import Course
 from vigpipe.replication.gossip import NOBODY, GossipMember
 from vigpipe.replication.member import Rules
 from vigpipe.replication.periodic import PeriodicMember
-from vigpipe.replication.record import Recorded, collect
+from vigpipe.replication.promises import check_promises
+from vigpipe.replication.record import Pair, Push, Recorded, collect
 from vigpipe.replication.table import SharedTable, Table, progress_of_those_left
 
 STEPS = 7
@@ -61,7 +63,12 @@ def simulated(
         member_type = PeriodicMember if gossip is None else GossipMember
         return member_type(table, index, rules, own)
 
-    return simulate(make_member, course, overlap=overlap > 0, **options)
+    log = simulate(make_member, course, overlap=overlap > 0, **options)
+    is_whole, others = not options.get("kill_at"), {"progress", "lose_store_after"}
+    if recorded is None and not options.keys() & others and (is_whole or not overlap):
+        strategy = "periodic" if gossip is None else "gossip"
+        check_promises(collect(log.events, num_replicas), rules, strategy, is_whole=is_whole)
+    return log
 
 
 def every_item(log: Log) -> Counter[int]:
@@ -162,6 +169,59 @@ def test_a_record_that_no_run_can_have_left_is_refused():
         ([{}], none),
     ]
     assert_refused(lambda rows: collect(rows, 2), table)
+
+
+A, B = [0, 2, 4, 6], [1, 3, 5, 7]  # items of two replicas in four steps
+FIXED = Rules(course_of(2, 4), 2, gradients=False, from_pool=False)
+POOL = replace(FIXED, from_pool=True)
+PUSHES = [[Push(2 * k, n, n) for k, n in enumerate(range(w + 1, 9, 2))] for w in range(2)]
+
+
+def test_a_record_that_breaks_what_its_strategy_promises_is_refused():
+    def attempt(row):
+        first, second, rules, strategy = row
+        check_promises([Recorded(*first), Recorded(*second)], rules, strategy, is_whole=True)
+
+    twice, met = [2, 4], [Pair(2, 1)]
+    table = [
+        (([0] * 4, twice), (B, twice), POOL, "periodic", "item 0 was taken twice, by .* 0 and 0"),
+        (([0, 1, 2, 3], twice), ([3, 4, 5, 6], twice), POOL, "periodic", "3 was taken .* 0 and 1"),
+        (([0, 2, 4, 10**17], twice), (B, twice), POOL, "periodic", "0 … 7"),
+        (([0, 4, 2, 6], twice), (B, twice), FIXED, "periodic", "item 4, expected 2"),
+        ((B, twice), (A, twice), FIXED, "periodic", "item 1, expected 0"),
+        ((A, twice), (B, [2]), FIXED, "periodic", "1 has come to 1 averages, and replica 0 to 2"),
+        ((A, [2]), (B, twice), POOL, "periodic", "replica 1 to 2, which would wait"),
+        ((A, [2]), (B, [2]), FIXED, "periodic", "to 1 averages, expected 2, one every 2 steps"),
+        ((A, [1, 4]), (B, twice), FIXED, "periodic", "average 1 at step 1, expected 2"),
+        ((A, twice), (B, twice), FIXED, "subnetworks", "to 2 averages, expected 1"),
+        ((A, twice), (B[:3], twice), FIXED, "periodic", "1 of the run's 8 items are not there"),
+        ((A, twice, [], [], True), (B, twice), FIXED, "periodic", "its loss, which ends such"),
+        ((A, twice), (B, twice), FIXED, "gossip", "an average of all, and --strategy is gossip"),
+        ((A, twice, met), (B, twice), FIXED, "periodic", "an average of two, and"),
+        ((A, [], [Pair(5, 1)]), (B,), FIXED, "gossip", "in step 5, for which there is no item"),
+        ((A, [], [Pair(1, 0)]), (B,), replace(FIXED, in_sets=True), "gossip", "never drawn as"),
+        ((A, [], [], [], True), (B, [], [], [], True), POOL, "gossip", "all replicas were lost"),
+        ((A,), (B,), FIXED, "server", "an item without its gradient, and --strategy is server"),
+    ]  # fmt: skip
+    assert_refused(attempt, [(row, words) for *row, words in table])
+    attempt(((A, twice), (B, twice), FIXED, "periodic"))
+    attempt(((A, [2]), (B, [2]), FIXED, "subnetworks"))
+    stopped = [Recorded(A[:2]), Recorded(B[:1])]  # nobody has come to the average that is due
+    check_promises(stopped, FIXED, "periodic", is_whole=False)
+
+
+def test_gradients_that_a_server_cannot_take_between_two_evaluations_are_refused():
+    """All rest for an evaluation, so no item of the next steps is under way then."""
+    rules = replace(POOL, course=Course(4, 1, 2, 2))  # an evaluation after every second step
+
+    def attempt(items):
+        by_worker = zip(items, PUSHES, strict=True)
+        recorded = [Recorded(of_one, pushes=pushes) for of_one, pushes in by_worker]
+        check_promises(recorded, rules, "server", is_whole=True)
+
+    attempt((A, B))
+    words = "item 4 was begun before the evaluation after 2 steps; give the same --evaluate-every"
+    assert_refused(attempt, [(([0, 4, 2, 6], B), words)])
 
 
 def with_a_slow_one(replica: int, rng: random.Random) -> float:

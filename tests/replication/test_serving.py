@@ -14,6 +14,7 @@ from vigpipe.errors import InputError
 from vigpipe.replication.course import Course
 from vigpipe.replication.decisions import Action, Decision
 from vigpipe.replication.member import Rules
+from vigpipe.replication.promises import check_promises
 from vigpipe.replication.record import Recorded, collect
 from vigpipe.replication.serving import (
     NOT_FINITE,
@@ -180,6 +181,14 @@ def course_of(size: int, num_steps: int = 12, steps_per_epoch: int = 5) -> Cours
     return Course(num_steps, steps_per_epoch, evaluate_every=1, num_replicas=size)
 
 
+def collected(events: list[dict[str, Any]], course: Course, from_pool: bool = True):
+    """The record of a whole run, which any can be done again from."""
+    recorded = collect(events, course.num_replicas)  # which checks the versions
+    rules = Rules(course, 0, gradients=False, from_pool=from_pool)
+    check_promises(recorded, rules, "server", is_whole=True)
+    return recorded
+
+
 @seeds
 def test_all_runs_end_with_every_item_once_and_an_evaluation_after_every_epoch(seeds):
     for seed in seeds:
@@ -192,7 +201,7 @@ def test_all_runs_end_with_every_item_once_and_an_evaluation_after_every_epoch(s
         assert log.evaluated == [5 * size, 10 * size]
         of_epochs = [sorted(log.items[i : i + 5 * size]) for i in (0, 5 * size)]
         assert of_epochs == [list(range(5 * size)), list(range(5 * size, 10 * size))]
-        recorded = collect(log.events, size)  # which checks the versions
+        recorded = collected(log.events, course, from_pool)
         assert sum(len(of.pushes) for of in recorded) == course.num_items
         assert log.untold == 0
         # A record is done again in its order, whatever takes how long.
@@ -226,7 +235,7 @@ def test_workers_that_die_cost_no_item_and_leave_nobody_waiting(seeds):
         assert {w for w in range(size) if log.table.lost[w]} <= set(log.dead)
         num_dead += len(log.dead)
         lost = [{"replica": w, "step": 0, "lost": 1} for w in log.dead]
-        recorded = collect([*log.events, *lost], size)
+        recorded = collected([*log.events, *lost], course, options["from_pool"])
         again = simulate(course, seed=seed + 1, recorded=recorded, **options)
         assert again.events == log.events
     assert num_dead > len(seeds) / 2
@@ -242,7 +251,7 @@ def test_a_run_goes_on_after_a_rest_and_both_parts_are_one_record():
         rested += 1
         second = simulate(course, seed=seed, progress=first.progress)
         assert Counter(first.items + second.items) == Counter(range(course.num_items))
-        recorded = collect([*first.events, *second.events], 3)
+        recorded = collected([*first.events, *second.events], course)
         again = simulate(course, seed=seed + 1, recorded=recorded)
         assert again.events == [*first.events, *second.events]
     assert rested > 6
@@ -257,7 +266,7 @@ def test_a_worker_that_wants_a_checkpoint_makes_all_rest():
 def test_a_replay_that_comes_apart_says_so():
     log = simulate(course_of(2), bad=0.5)
     with pytest.raises(InputError, match="the record says"):
-        simulate(course_of(2), recorded=collect(log.events, 2))
+        simulate(course_of(2), recorded=collected(log.events, course_of(2)))
 
 
 @pytest.mark.parametrize(("staleness", "factor"), [(0, 1), (1, 0.909), (2, 0.833), (10, 0.5)])

@@ -88,7 +88,7 @@ class OwnSteps:
         self._course = course = replace(
             course, num_replicas=course.num_replicas // position.team_size
         )
-        self._rules = _make_rules(options, course, is_free=recorded is None)
+        self._rules = make_rules(options, course, is_free=recorded is None)
         self._options, self._weights, self._recorded = options, weights, recorded
         self._exchange = Exchange(position.across_teams, position.links)
         self._compressor = make_compressor(options, self._exchange, weights.parameters)
@@ -429,7 +429,8 @@ class OwnSteps:
         }
 
 
-def _make_rules(options: TrainConfig, course: Course, *, is_free: bool) -> Rules:
+def make_rules(options: TrainConfig, course: Course, *, is_free: bool) -> Rules:
+    """Return what the options say of replicas that follow them, or a record if not `is_free`."""
     from_pool = options.items == "pool"
     return Rules(
         course,

@@ -47,6 +47,7 @@ class Recorded:
     pairs: list["Pair"] = field(default_factory=list)
     pushes: list["Push"] = field(default_factory=list)  # one for each item
     is_lost: bool = False  # whether it was lost after that
+    undone: list[int] = field(default_factory=list)  # items after its last meeting, if it was lost
 
 
 class Pair(NamedTuple):
@@ -107,7 +108,7 @@ def collect(rows: Iterable[Mapping[str, Any]], num_replicas: int) -> list[Record
 def _check_pairs(recorded: Sequence[Recorded]) -> None:
     """Raise ValueError unless the replicas can meet as recorded, each in its own order.
 
-    What a lost replica did after its last meeting is deleted.
+    What a lost replica did after its last meeting is deleted, but for the items as `undone`.
     """
     left = [deque(pair.partner for pair in of.pairs) for of in recorded]
     to_look_at = list(range(len(recorded)))
@@ -121,7 +122,8 @@ def _check_pairs(recorded: Sequence[Recorded]) -> None:
         of = recorded[replica]
         if of.is_lost and not of.pushes:
             del of.pairs[len(of.pairs) - len(partners) :]
-            del of.items[of.pairs[-1].step if of.pairs else 0 :]
+            num_kept = of.pairs[-1].step if of.pairs else 0
+            of.items, of.undone = of.items[:num_kept], of.items[num_kept:]
         elif partners:
             raise ValueError(f"replica {replica} would wait for {partners[0]} for ever")
 

@@ -10,6 +10,7 @@ Rows are written when all replicas rest, with the checkpoint that they lead to.
 import contextlib
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from vigpipe.files.atomic import replacing
 from vigpipe.files.outputs import told_if_unwritable
 from vigpipe.files.rows import RowsFile
 from vigpipe.files.untrusted import MOST_ROWS, read_bytes
+from vigpipe.replication.own_steps import make_rules
+from vigpipe.replication.promises import check_promises
 from vigpipe.replication.record import Recorded, collect
 from vigpipe.run.facts import Run
-from vigpipe.run.folder import EVENTS, MAKE_ROOM
+from vigpipe.run.folder import EVENTS, MAKE_ROOM, SUMMARY
 
 
 class EventsFile:
@@ -105,7 +108,7 @@ def read_events(folder: Path, run: Run, num_threads: int | None = None) -> list[
     for line in read_bytes(path, MOST_ROWS).splitlines():
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
             raise InputError(f"{path}: {line[:60]!r} is no event; give a run whose record is whole")
@@ -125,7 +128,12 @@ def read_events(folder: Path, run: Run, num_threads: int | None = None) -> list[
                 )
     if not num_starts or not events:
         raise InputError(f"{path}: has no events; give a run that has come to a checkpoint")
+    course = replace(run.course, num_replicas=run.layout.num_teams)
+    is_whole = (folder / SUMMARY).is_file()  # the run has come to its end
     try:
-        return collect(events, run.layout.num_teams)
+        recorded = collect(events, run.layout.num_teams)
+        rules = make_rules(run.config, course, is_free=False)
+        check_promises(recorded, rules, run.config.strategy, is_whole=is_whole)
+        return recorded
     except ValueError as error:
         raise InputError(f"{path}: {error}; give a run whose record is whole") from error
