@@ -175,11 +175,11 @@ def test_the_command_starts_its_ranks_and_prints_once(here, capsys):
 @pytest.mark.multiprocess
 def test_logits_that_are_no_numbers_end_every_rank_without_a_prediction(here, capsys):
     line = ["predict", "--weights", "w.safetensors", "photos"]
-    for value, options in ((torch.nan, ["--stages", "2", "--threads", "1"]), (torch.inf, [])):
-        model = model_of_seven()
-        with torch.no_grad():
-            model.get_parameter("prediction.4.bias")[3] = value
-        save(model, "w.safetensors")
+    model = model_of_seven()
+    with torch.no_grad():
+        model.get_parameter("prediction.4.weight")[3] = 3e38  # finite, but no sum of such is
+    save(model, "w.safetensors")
+    for options in (["--stages", "2", "--threads", "1"], []):
         if options:
             done = run_command([sys.executable, "-m", "vigpipe", *line, *options])
             code, stdout, stderr = done.returncode, done.stdout, done.stderr

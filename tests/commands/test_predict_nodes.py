@@ -158,12 +158,16 @@ def test_logits_that_are_no_numbers_are_no_prediction(capsys):
     write_graph()
     job = write_weights()
     state = job.make_model().state_dict()
-    state["convs.1.lin_l.bias"][0] = torch.nan
-    save_weights(Path("w.safetensors"), state, read_metadata(Path("w.safetensors")))
-    assert main(["predict", *OURS.split(), "--data", "g.npz"]) == 76
-    stdout, stderr = capsys.readouterr()
-    assert stdout == ""
-    assert stderr.startswith("vigpipe: node 0: the model's logits are NaN or infinite; check the")
+    for value, code, words in (
+        (3e38, 76, "vigpipe: node 0: the model's logits are NaN or infinite; check the"),
+        (torch.nan, 2, "vigpipe: w.safetensors: 640 of the 640 numbers of convs.0.lin_l"),
+    ):
+        filled = {name: torch.full_like(tensor, value) for name, tensor in state.items()}
+        save_weights(Path("w.safetensors"), filled, read_metadata(Path("w.safetensors")))
+        assert main(["predict", *OURS.split(), "--data", "g.npz"]) == code
+        stdout, stderr = capsys.readouterr()
+        assert stdout == ""
+        assert stderr.startswith(words)
 
 
 WRONG = [

@@ -7,6 +7,7 @@ import zipfile
 from functools import cache, partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -74,7 +75,13 @@ def ported(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 LAYOUTS = {"published": dict, "ported": ported}
-PREFIXES = {"bare": "", "parallel": "module.", "compiled": "module._orig_mod."}
+PREFIXES = {
+    "bare": "",
+    "parallel": "module.",
+    "compiled": "module._orig_mod.",
+    "held": "model.module.encoder._orig_mod.",
+    "a backbone": "backbone.",
+}
 WRAPPINGS = {
     "bare": lambda state: state,
     "state_dict": lambda state: {"state_dict": state, "epoch": 3, "arch": "vig"},
@@ -84,6 +91,7 @@ WRAPPINGS = {
         "state_dict_ema": {name: torch.zeros_like(tensor) for name, tensor in state.items()},
         "args": argparse.Namespace(lr=1e-3),
     },
+    "NumPy's": lambda state: {"model": state, "best": np.float64(0.5), "last": np.arange(3)},
     "ema only": lambda state: {"model_ema": state},
 }
 
@@ -101,12 +109,16 @@ def save_legacy(state, path):
         ("model", "bare", "ported", "pvig_cifar_ti", save_legacy),
         ("timm", "parallel", "published", "pvig_cifar_ti", torch.save),
         ("ema only", "compiled", "ported", "vig_digits", torch.save),
+        ("NumPy's", "held", "ported", "vig_digits", torch.save),
+        ("NumPy's", "a backbone", "published", "pvig_cifar_ti", save_legacy),
     ],
 )
 def test_every_layout_wrapping_and_prefix_loads(wrapping, prefix, layout, name, save_as, tmp_path):
     state = state_of(name)
     path = tmp_path / "weights.pth.tar"
     renamed = {PREFIXES[prefix] + key: t for key, t in LAYOUTS[layout](state).items()}
+    first = next(iter(renamed))  # as where a module was compiled by itself
+    renamed = {k.replace(".", "._orig_mod.", k == first): t for k, t in renamed.items()}
     save_as(WRAPPINGS[wrapping](renamed), path)
     model = built(name)
     load_weights(model, path)
@@ -162,6 +174,7 @@ NO_WEIGHTS = [
     (saved({"w": torch.eye(2).to_sparse()}), r"w is not a plain tensor \(torch.sparse_coo"),
     (saved({"w": torch.ones(2, device="meta")}), r"w is not a plain tensor \(.*meta"),
     (saved({"w": torch.ones(1), "module.w": torch.ones(1)}), "w is there twice"),
+    (saved({"best": np.float64(1), "w": torch.ones(1)}), "'best' is a NumpyValue where a state"),
     (saved(nn.Linear(2, 2)), r"needs torch\.nn\.modules\.linear\.Linear"),
     (torchscript(), "cannot be read as a torch file.*TorchScript"),
 ]
@@ -209,6 +222,23 @@ def test_long_lists_are_cut_and_counted_and_complex_numbers_do_not_become_real_o
     whole["prediction.4.bias"] = torch.ones(10, dtype=torch.complex64)
     with pytest.raises(InputError, match=r"1 misshapen: prediction\.4\.bias \(10 complex64"):
         match_state(whole, built(), "w.pth")
+
+
+def test_numbers_that_are_not_finite_are_named_unless_they_are_left_out():
+    state = state_of()
+    state["prediction.4.bias"][[2, 5]] = torch.tensor([torch.nan, -torch.inf])
+    state["pos_embed"] = state["pos_embed"].double()
+    with torch.device("meta"):  # as where a run is prepared
+        model = built()
+    words = (
+        r"w\.pth: 2 of the 10 numbers of prediction\.4\.bias are NaN or infinite in float32; give"
+    )
+    with pytest.raises(InputError, match=words):
+        match_state(state, model, "w.pth")
+    match_state(state, model, "w.pth", new_classifier=True)
+    state["pos_embed"][0, 0, 0, 0] = 1e39  # float64 can hold it
+    with pytest.raises(InputError, match=r"1 of .* numbers of pos_embed are NaN .* in float32"):
+        match_state(state, model, "w.pth", new_classifier=True)
 
 
 def test_another_number_of_classes_says_what_to_do_and_that_works():

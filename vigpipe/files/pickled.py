@@ -12,8 +12,16 @@ from vigpipe.files.names import escaped
 # magic number, a version and facts about the system before it.
 _MOST_BYTES, _MOST_PICKLES = 1 << 20, 5
 _STRINGS = ("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE")
+# What pickles of NumPy's numbers and arrays name; `model.weights` makes none of them.
+OF_NUMPY = (
+    *("numpy.dtype", "numpy.ndarray"),
+    *(f"numpy.{c}.multiarray.{f}" for c in ("core", "_core") for f in ("scalar", "_reconstruct")),
+)
 # torch's own reader allows these.
-_HARMLESS = ("collections.OrderedDict", "torch._utils._rebuild_tensor_v2", "argparse.Namespace")
+_HARMLESS = (
+    *("collections.OrderedDict", "torch._utils._rebuild_tensor_v2", "argparse.Namespace"),
+    *("_codecs.encode", *OF_NUMPY),
+)
 
 
 def imported_by(path: Path) -> str | None:

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vigpipe.errors import InputError
-from vigpipe.files.pickled import imported_by
+from vigpipe.files.pickled import OF_NUMPY, imported_by
 from vigpipe.model.blocks import reduced
 from vigpipe.model.grapher import Grapher
 from vigpipe.model.position import Grid, resized_embedding
@@ -31,7 +31,13 @@ from vigpipe.model.vig import VisionGnn
 # running average comes last, because it is only wanted if the user asks for it.
 AVERAGED = ("state_dict_ema", "model_ema")
 WRAPPERS = ("state_dict", "model", *AVERAGED)
-PREFIXES = ("module.", "_orig_mod.")  # added by DistributedDataParallel and by torch.compile
+PREFIX = "module."  # added by DistributedDataParallel
+# Parts of names that torch.compile, FSDP and checkpointing add, anywhere.
+_ADDED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+# Where other frameworks keep the model; removed if all names have one. Names of this package's
+# models and of mmpretrain's port can all begin with `backbone.` too.
+_HOLDERS = ("model.", "encoder.", "backbone.", "net.", "network.")
+_BACKBONES = re.compile(r"backbone\.(\d|stem\.\d|blocks\.\d+\.\d|stages\.)")
 PLAIN = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex128, torch.complex64,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
@@ -44,8 +50,10 @@ def read_weights(path: Path, *, ema: bool = False) -> dict[str, Tensor]:
 
     A torch file (zip or legacy format, .pth, .pt, .pth.tar) is the state dict itself, or contains
     it under `state_dict` or `model`, or else under `state_dict_ema` or `model_ema`. If a file has
-    both kinds, the running average is read only on request. The prefixes `module.` and `_orig_mod.`
-    of names are removed.
+    both kinds, the running average is read only on request. What DistributedDataParallel,
+    torch.compile and FSDP add to names is removed, and so is a prefix of all names, such as
+    `model.`, under which other frameworks keep a model. Numbers of NumPy beside the state dict are
+    read past.
 
     Args:
         path: the file; its format is recognised by its content, not by its name.
@@ -119,12 +127,23 @@ def _read_zip(path: Path) -> Any:
     return _read_torch(path, maps_file=True)
 
 
+class NumpyValue:
+    """Stands for a number, an array or a type of NumPy in a file, none of which is made."""
+
+    def __init__(self, *args: object) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
 def _read_torch(path: Path, maps_file: bool | None = None) -> Any:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         if content.find(b"bytearray\n") >= 0:  # its name in a pickle: it allocates any size
             raise ValueError("it holds a bytearray, which no state dict does")
     # timm's training script puts its parsed arguments into every checkpoint.
-    with torch.serialization.safe_globals([argparse.Namespace]):
+    known: list[Any] = [argparse.Namespace, *((NumpyValue, name) for name in OF_NUMPY)]
+    with torch.serialization.safe_globals(known):
         return torch.load(path, map_location="cpu", weights_only=True, mmap=maps_file)
 
 
@@ -157,15 +176,14 @@ def _checked(path: Path, state: Mapping[Any, Any]) -> dict[str, Tensor]:
     """Return the tensors by name without prefixes; refuse any other content."""
     size = path.stat().st_size
     weights: dict[str, Tensor] = {}
+    names = _without_prefixes([key for key in state if isinstance(key, str)])
     for key, value in state.items():
         if not isinstance(key, str) or not isinstance(value, Tensor):
             raise InputError(
                 f"{path}: {key!r} is a {type(value).__name__} where a state dict has tensors by "
                 f"name, and none of {', '.join(WRAPPERS)} holds one; save model.state_dict()"
             )
-        name = key
-        while name.startswith(PREFIXES):
-            name = name.split(".", 1)[1]
+        name = names[key]
         if not name.isprintable():
             raise InputError(f"{path}: {name[:80]!r} is not a name for a tensor; rename it")
         # With a damaged size, torch enlarges the storage beyond the file; with strides of 0, a
@@ -182,13 +200,28 @@ def _checked(path: Path, state: Mapping[Any, Any]) -> dict[str, Tensor]:
             )
         if name in weights:
             raise InputError(
-                f"{path}: {name} is there twice, with and without a prefix "
-                f"({' or '.join(PREFIXES)}); keep one of the two"
+                f"{path}: {name} is there twice, with and without what {PREFIX} or "
+                f"{' or '.join(_ADDED)} adds to a name; keep one of the two"
             )
         weights[name] = value.detach()
     if not weights:
         raise InputError(f"{path}: holds no tensors; save model.state_dict()")
     return weights
+
+
+def _without_prefixes(keys: Sequence[str]) -> dict[str, str]:
+    """Return each key with the name of the tensor in the model."""
+    names = {key: ".".join(part for part in key.split(".") if part not in _ADDED) for key in keys}
+    while True:
+        for key, name in names.items():
+            while name.startswith(PREFIX):
+                name = name.removeprefix(PREFIX)
+            names[key] = name
+        holder = next((h for h in _HOLDERS if all(n.startswith(h) for n in names.values())), None)
+        is_own = any(map(_BACKBONES.match, names.values()))
+        if not names or holder is None or (holder == "backbone." and is_own):
+            return names
+        names = {key: name.removeprefix(holder) for key, name in names.items()}
 
 
 def to_reference_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -244,6 +277,9 @@ def match_state(
       have none, and leave the file's out;
     - floating-point tensors are cast to the model's dtype;
     - with `new_classifier`, the model keeps its own last layer, whatever the number of classes.
+
+    A tensor with NaN or infinity, in the model's dtype, is refused: all that is computed with it
+    would be.
     """
     model_state = model.state_dict()
     matched = with_relative_positions(state, model_state, model)
@@ -266,10 +302,27 @@ def match_state(
                 f"out with --new-classifier, or create the model with num_classes={there}"
             )
         raise InputError(f"{source}: does not fit the model: {differences}; {advice}")
-    return {
+    fitting = {
         name: matched[name].to(target.dtype) if target.is_floating_point() else matched[name]
         for name, target in model_state.items()
     }
+    _check_finite(fitting, source)
+    return fitting
+
+
+def _check_finite(state: Mapping[str, Tensor], source: str) -> None:
+    """Raise InputError if there is NaN or infinity; this reads each tensor once, in place."""
+    for name, tensor in state.items():
+        if tensor.is_meta or not tensor.is_floating_point() or not tensor.numel():
+            continue
+        least, most = tensor.aminmax()  # NaN is both; isfinite takes ten times as long, and memory
+        if not (least.isfinite() and most.isfinite()):
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            number = int((~tensor.isfinite()).sum())
+            raise InputError(
+                f"{source}: {number} of the {tensor.numel()} numbers of {name} are NaN or infinite "
+                f"in {dtype}; give weights from before that, such as an earlier checkpoint's"
+            )
 
 
 def _num_classes(state: Mapping[str, Tensor], model: nn.Module) -> int | None:
