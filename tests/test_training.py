@@ -208,7 +208,13 @@ def test_features_that_are_no_numbers_name_the_block(tmp_path, capsys):
     expected = "block 2: 640 of 640 nodes, in 10 of 10 images, have NaN or infinite features"
     assert expected in capsys.readouterr().err
     assert main(["train", *options, "--out", str(next(folders))]) == 76  # the loss tells, later
-    assert "step 1: the loss or a gradient is NaN or infinite" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "step 1: the loss or a gradient is NaN or infinite" in told
+    expected = (
+        r"; no weight has moved yet, .* input, whose largest number is 1 \(a pixel .*--weights"
+    )
+    assert re.search(expected, told)
+    assert "--lr" not in told
 
 
 def test_epochs_pass_over_every_image_and_evaluations_can_be_rarer(pictures, tmp_path):

@@ -46,8 +46,8 @@ def report_anomaly(message: str) -> None:
     """Raise FloatingPointError with this message, or collect it; see `collected_anomalies`."""
     if _collected is None:
         raise FloatingPointError(
-            f"{message}; look for the cause in the block before, lower --lr, or bound the gradient "
-            "with --clip 1"
+            f"{message}; look for the cause in the block before, in a first step also in the "
+            "input; later lower --lr, or bound the gradient with --clip 1"
         )
     _collected.append(message)
 

@@ -10,6 +10,7 @@ from vigpipe.job.score import Score, Scores
 from vigpipe.launch.device import ToHost
 from vigpipe.parallel.agreement import NOTHING_WANTED, agree, run_with_heartbeats
 from vigpipe.parallel.counterparts import Counterparts
+from vigpipe.run.anomaly import advise
 from vigpipe.run.rank import RankState
 
 MOST_AHEAD = 2  # batches that are handed to a GPU ahead of what it does; they take pinned memory
@@ -79,7 +80,7 @@ def evaluate(
     numbers = outcome.read()
     if not all(map(math.isfinite, numbers)):
         raise FloatingPointError(
-            f"evaluation after step {rank_state.step}: logits are NaN or infinite; lower --lr, or "
-            "bound the gradient with --clip 1"
+            f"evaluation after step {rank_state.step}: logits are NaN or infinite; "
+            f"{advise(run, have_moved=rank_state.step > rank_state.num_not_finite)}"
         )
     return tally.scores(numbers)

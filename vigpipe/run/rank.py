@@ -83,6 +83,7 @@ class RankState:
     # Of each sub-network by itself, once they are known: numbers by name, for each split.
     own_scores: list[dict[str, dict[str, float]]] = field(default_factory=list)
     step: int = 0  # number of optimizer steps handed out, including skipped ones
+    num_not_finite: int = 0  # those of them, since the start or the checkpoint, that were skipped
     open_step: HandedStep | None = None  # the last one, until `complete_step` has completed it
     busy_seconds: float = 0.0  # of the forwards and backwards of the last complete step
     data_seconds: float = 0.0  # for how long this rank waited for the last batch

@@ -14,7 +14,7 @@ from vigpipe.messages import one_line
 from vigpipe.parallel.agreement import Peers, all_gather_values, run_with_heartbeats
 from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.replication.strategy import Pushed
-from vigpipe.run.anomaly import find_anomaly
+from vigpipe.run.anomaly import advise, find_anomaly, find_largest
 from vigpipe.run.progress import RunProgress
 from vigpipe.run.rank import HandedStep, RankState
 from vigpipe.run.record import RunRecord, gradients_row, step_row
@@ -219,14 +219,14 @@ def _explain_skipped(rank_state: RankState, taken: TakenStep, num_skipped: int) 
     complete_step(rank_state)
     where = find_anomaly(rank_state, taken.batch)
     why = f"step {taken.step.number}: the loss or a gradient is NaN or infinite; {where}"
-    if rank_state.run.config.on_nan == "stop":
-        raise FloatingPointError(
-            f"{why}; lower --lr, bound the gradient with --clip 1, or leave such steps out with "
-            "--on-nan skip"
-        )
-    if num_skipped == MAX_SKIPPED:
-        raise FloatingPointError(
-            f"{why}; {num_skipped} steps in a row were skipped, which does not help; lower --lr, "
-            "or bound the gradient with --clip 1"
-        )
-    return f"{why}; skipped"
+    stops = rank_state.run.config.on_nan == "stop"
+    if not stops and num_skipped < MAX_SKIPPED:
+        return f"{why}; skipped"
+    have_moved = num_skipped < taken.step.number
+    largest = None if have_moved else find_largest(rank_state, taken.batch)
+    advice = advise(rank_state.run, largest, have_moved=have_moved)
+    if not stops:
+        why += f"; {num_skipped} steps in a row were skipped, which does not help"
+    elif have_moved:
+        advice += ", or leave such steps out with --on-nan skip"
+    raise FloatingPointError(f"{why}; {advice}")

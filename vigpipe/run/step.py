@@ -146,6 +146,7 @@ def _complete_step(rank_state: RankState) -> None:
     loss, is_finite, is_taken, step.loss_factor = step.outcome.read()
     step.loss = loss if rank_state.pipeline.has_last else None
     step.is_finite, step.is_taken = bool(is_finite), bool(is_taken)
+    rank_state.num_not_finite += not step.is_finite
     step.seconds, step.busy_seconds = step.lap.seconds(), step.lap.busy_seconds()
     rank_state.busy_seconds = step.busy_seconds
     if step.is_taken:
