@@ -19,6 +19,14 @@ class InputError(ValueError):
     """
 
 
+class TooLarge(InputError):
+    """Memory ran out while a file was read, which is the file's fault or the machine's."""
+
+
+class UnreadableImage(InputError):
+    """One image of many cannot be read: commands with --skip-bad-images add that to the advice."""
+
+
 class WorkerError(RuntimeError):
     """A process that works for this rank is gone or silent, described in one sentence."""
 

@@ -11,13 +11,14 @@ from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.config.resolve import resolved
 from vigpipe.errors import InputError
 from vigpipe.launch.environment import Launch, from_environment, threads_per_rank
-from vigpipe.launch.failures import run_rank
+from vigpipe.launch.failures import Advice, run_rank
 from vigpipe.launch.local import preload
 from vigpipe.parallel.layout import Layout
 from vigpipe.run.open_job import MODULES
 from vigpipe.run.stop_and_save import parse_stop_before
 
 COMMAND_LINE = "vigpipe.cli:main"  # what the ranks of a command run
+SKIP = "leave unreadable images out with --skip-bad-images"
 ONLY_FOR_TRAINING = ("resume", "max_restarts", "elastic", "stop_before", "replay")
 
 
@@ -65,7 +66,19 @@ def run_on_ranks(
             followed, arguments, work_as_rank, launch, writes, failures, trains=trains, main=main
         )
 
-    return run_rank(run, launch, failures)
+    return run_rank(run, launch, failures, _advice(config))
+
+
+def _advice(config: TrainConfig) -> Advice:
+    if MODEL_DEFAULTS[config.model].job == "graph":
+        return Advice(
+            "take smaller sub-graphs (--sampler), a smaller --width, more ranks with --shards, or "
+            "more memory, or see whether --data is as large as it should be"
+        )
+    return Advice(
+        "take more --microbatches, --recompute except-last, a smaller --batch-size, or more memory",
+        None if config.skip_bad_images else SKIP,
+    )
 
 
 def _check_options(

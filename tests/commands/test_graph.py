@@ -1,11 +1,13 @@
 """`vigpipe graph`: the right edges in the right blocks, and what is refused."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from tests.commands.refusals import check_commands
+from tests.commands.refusals import check_commands, refused
 from tests.inference.test_drawing import pixels_of
 from tests.timing.test_timeline import text_of
 from vigpipe.cli import main
@@ -103,7 +105,6 @@ WRONG = [
     (STUDY, "vig_study", "vig_digits"),  # it has no such graphs
     (f"{OURS} --weights w.pth", "w.pth", "no such file"),
     (f"{OURS[:-5]} b.png", "b.png", "No such file"),
-    (f"{OURS[:-5]} text.png", "text.png", "not an image"),
     (f"{OURS} --node 8,0", "--node 8,0", "8×8", "7,7"),
     (f"{OURS} --node centre", "--node centre", "4,4"),
     (f"{OURS} --block 1,4", "--block 4", "0 to 3"),
@@ -121,3 +122,6 @@ def test_wrong_use_is_told_in_one_sentence(capsys, here):
     (here / "text.png").write_text("no image")
     (here / "null.png").symlink_to("/dev/null")
     check_commands(capsys, "graph", WRONG)
+    # The command has no --skip-bad-images.
+    told = refused(capsys, "graph", *OURS[:-5].split(), "text.png")
+    assert re.fullmatch(r"vigpipe: text\.png: .*\(not an image, .*\); repair or remove it", told)

@@ -137,7 +137,7 @@ REFUSED = [
     (png(9_500, 9_500, 1, 0, b""), "decompression bomb"),  # Pillow warns only
     (png(1, 1, 8, 0, bytes(2), chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(1 << 22)))), ""),
 ]
-ADVICE = ".*leave unreadable images out with `--skip-bad-images`$"
+ADVICE = ".*; repair or remove it$"  # the option is for commands that have it
 
 
 def test_what_is_no_image_is_found_and_named(tmp_path):
@@ -205,3 +205,16 @@ def test_too_many_open_files_is_not_the_fault_of_the_image(tmp_path, monkeypatch
     with pytest.raises(OSError, match="Too many") as caught:
         images.find_bad_images(images.read_image, [tmp_path / "x.png"])
     assert not isinstance(caught.value, InputError)
+
+
+def test_without_memory_an_image_is_named_and_not_taken_for_a_bad_one(tmp_path, monkeypatch):
+    """It ended with a traceback, for MemoryError has no words; or with advice about batches."""
+
+    def fail(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(images.Image, "open", fail)
+    path = tmp_path / "x.png"
+    path.write_bytes(b"x")
+    words = f"^{path}: memory ran out while it was read .MemoryError.; see whether it is as large"
+    check_refusals([(lambda: images.find_bad_images(images.read_image, [path]), words)])

@@ -77,6 +77,18 @@ def test_another_word_lists_what_there_is():
     check_refusals(rows, opened)
 
 
+def test_a_graph_that_memory_does_not_hold_is_named(monkeypatch):
+    """The advice was to take more --microbatches."""
+
+    def read(_):
+        raise MemoryError("Unable to allocate 7.28 TiB")
+
+    monkeypatch.setattr("vigpipe.graphs.formats.graph_file.read", read)
+    check_refusals(
+        [("a.npz", "^--data a.npz: memory ran out while it was read .Unable to allocate 7")], opened
+    )
+
+
 def test_without_its_files_a_data_set_says_which(tmp_path):
     folder = write_planetoid(tmp_path, "Cora", planetoid_parts(0))
     (folder / "ind.cora.tx").unlink()

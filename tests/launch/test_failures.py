@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from tests.world import run_ranks
-from vigpipe.errors import INTERRUPTED, InputError
+from vigpipe.errors import INTERRUPTED, InputError, UnreadableImage
 from vigpipe.launch import failures
 from vigpipe.launch.environment import Launch
 
@@ -26,7 +26,7 @@ def run(error, launch=ALONE, folders=()):
     def work():
         raise error
 
-    return failures.run_rank(work, launch, folders)
+    return failures.run_rank(work, launch, folders, failures.Advice("cut it", "skip it"))
 
 
 def record(folder, **facts):
@@ -49,6 +49,9 @@ OWN_NEWS = "vigpipe: rank 1 lost a peer: RuntimeError: Connection closed by peer
     [
         (InputError("no such plan"), ALONE, {}, 2, "vigpipe: no such plan\n"),
         (KeyboardInterrupt(), ALONE, {}, INTERRUPTED, ""),
+        # Python's own MemoryError has no words; it ended in a traceback of IndexError.
+        (MemoryError(), ALONE, {}, 1, "vigpipe: rank 0 ran out of memory (MemoryError); cut it\n"),
+        (UnreadableImage("x.png: bad"), ALONE, {}, 2, "vigpipe: x.png: bad, or skip it\n"),
         # A mistake of all ranks is told by rank 0, and one of a single rank by that rank.
         (InputError("no such plan"), RANK_1, {"message": "no such plan"}, 2, ""),
         (InputError("no data"), RANK_1, {"message": "another"}, 2, "vigpipe: no data\n"),

@@ -110,7 +110,11 @@ def _a_host_of_24_gb(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_cannot_fit_is_refused() -> None:
     rows = [
-        (WIDE, 1, "one rank on this host would keep 60.2 GB .* adam and .*, and it has 24.0 GB"),
+        (
+            WIDE,
+            1,
+            "would keep 60.2 GB .* adam .* has 24.0 GB .* the largest weight, .*, is 32768×32768",
+        ),
         (replace(WIDE, opt="sgd"), 1, "would keep 43.0 GB"),
         (replace(WIDE, stages=2), 2, "2 ranks on this host would keep 60.2 GB"),
         (replace(SUBNETWORKS, dp=1), 1, "among sub-networks with --strategy subnetworks --dp 8"),

@@ -8,10 +8,10 @@ from vigpipe.config.options import TrainConfig, as_given, check_numbers, given
 from vigpipe.config.verbs import PredictConfig
 from vigpipe.errors import InputError
 from vigpipe.launch.environment import from_environment
-from vigpipe.launch.failures import run_rank
+from vigpipe.launch.failures import Advice, run_rank
 from vigpipe.launch.local import preload
 from vigpipe.parallel.layout import Layout
-from vigpipe.start import COMMAND_LINE
+from vigpipe.start import COMMAND_LINE, SKIP
 
 OF_IMAGES = ("model", "image_size", "skip_bad_images", "batch_size", "microbatches", "dp")
 OF_GRAPHS = ("data_dir", "download", "split", "seed")
@@ -30,7 +30,11 @@ def run_predict(config: PredictConfig, images: Sequence[Path], arguments: Sequen
 
         return start_or_predict(config, images, arguments, launch)
 
-    return run_rank(run, launch)
+    advice = Advice()  # the nodes of a graph are predicted all at once
+    if config.data is None:
+        memory = "take a smaller --batch-size, more --microbatches, or more memory"
+        advice = Advice(memory, None if config.skip_bad_images else SKIP)
+    return run_rank(run, launch, advice=advice)
 
 
 def _check(config: PredictConfig, images: Sequence[Path]) -> None:

@@ -13,7 +13,8 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image
 
-from vigpipe.errors import InputError
+from vigpipe.errors import InputError, TooLarge, UnreadableImage
+from vigpipe.launch.failures import reading
 
 EXTENSIONS = (
     ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp",
@@ -34,7 +35,8 @@ NOT_THE_FILES_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 def read_image(path: Path) -> Image.Image:
     """Decode one image file, as `decode` does; InputError if it cannot be read or decoded."""
     try:
-        content = _content(path)
+        with reading(str(path)):
+            content = _content(path)
     except Exception as error:
         raise _bad_image(str(path), error) from error
     return decode(content, str(path))
@@ -43,7 +45,8 @@ def read_image(path: Path) -> Image.Image:
 def decode(content: bytes, name: str) -> Image.Image:
     """Decode an image file, or an animation's first frame, to RGB; errors begin with the name."""
     try:
-        return to_rgb(_opened(content))
+        with reading(name):
+            return to_rgb(_opened(content))
     except Exception as error:
         raise _bad_image(name, error) from error
 
@@ -57,6 +60,8 @@ def find_bad_images(load: Callable[[Item], object], items: Sequence[Item]) -> li
     def is_bad(item: Item) -> bool:
         try:
             load(item)
+        except TooLarge:  # It may be read when memory is there.
+            raise
         except InputError:
             return True
         return False
@@ -132,9 +137,8 @@ def _reason(error: BaseException) -> str:
 
 def _bad_image(name: str, error: Exception) -> Exception:
     """Turn an exception of Pillow into an InputError, unless the image is not to blame."""
-    if isinstance(error, MemoryError) or getattr(error, "errno", None) in NOT_THE_FILES_FAULT:
+    if isinstance(error, TooLarge) or getattr(error, "errno", None) in NOT_THE_FILES_FAULT:
         return error
-    return InputError(
-        f"{name}: cannot be read as an image ({_reason(error)}); repair or remove it, or leave "
-        f"unreadable images out with `--skip-bad-images`"
+    return UnreadableImage(
+        f"{name}: cannot be read as an image ({_reason(error)}); repair or remove it"
     )

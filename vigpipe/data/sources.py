@@ -20,6 +20,7 @@ from vigpipe.data.stored import ImageId, InMemory, Look, Stored, StoredImages
 from vigpipe.data.transforms import hash_64
 from vigpipe.data.validation import hold_out
 from vigpipe.errors import InputError
+from vigpipe.launch.failures import reading
 
 CIFAR10_FOLDER = Path("data")
 FAKE_SIZE = 224
@@ -152,7 +153,9 @@ def open_source(
                 f"{name}: no such data: it is neither one of digits, cifar10, fake nor a folder "
                 "or file here"
             )
-        stored, name = formats.read(path), str(path)
+        name = str(path)
+        with reading(name):
+            stored = formats.read(path)
     if bad_images is None:
         bad_images = find_bad_images(stored.load, stored.image_ids()) if skip_bad_images else ()
     stored = stored.without(bad_images)

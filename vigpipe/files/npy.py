@@ -173,7 +173,8 @@ def _read_array(stream: IO[bytes], num_bytes: int, where: str) -> np.ndarray:
         content = np.empty(size, np.uint8)
     except MemoryError as error:
         raise InputError(
-            f"{where} needs {size} bytes of memory, which are not there; take a larger machine"
+            f"{where} needs {size} bytes of memory, which are not there; see whether it is as "
+            "large as it should be, and if so take a larger machine"
         ) from error
     start = np.frombuffer(head[offset:], np.uint8)
     content[: len(start)] = start

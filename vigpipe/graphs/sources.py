@@ -17,6 +17,7 @@ from vigpipe.graphs.graph import symmetric as both_directions
 from vigpipe.graphs.prepared.graph import PreparedGraph
 from vigpipe.graphs.prepared.read import open_folder
 from vigpipe.graphs.stored_rows import StoredRows
+from vigpipe.launch.failures import reading
 
 SUFFIX = ".npz"
 
@@ -42,45 +43,50 @@ def open_graph(
     trained with tf-idf brings the weights of the features; by default they are fitted.
     `multi_label` asks for a graph of which a node may have several classes.
     """
-    # Path's own expanduser raises RuntimeError for an unknown ~user.
-    path = Path(os.path.expanduser(data))
-    if is_prepared(data):
-        graph = _as_prepared(open_folder(path), features, symmetric)
+    where = f"--data {data}"
+    with reading(where):
+        # Path's own expanduser raises RuntimeError for an unknown ~user.
+        path = Path(os.path.expanduser(data))
+        if is_prepared(data):
+            graph = _as_prepared(open_folder(path), features, symmetric)
+            _check_kind(graph, data, multi_label)
+            _check_weights(graph, feature_weights)
+            return graph
+        if data.startswith(sbm.PREFIX):
+            graph = sbm.draw(data, seed)
+        elif data.lower().endswith(SUFFIX):
+            graph = graph_file.read(path, multi_label=multi_label)
+        elif data.lower() in named.DATA_SETS:
+            graph = named.read(named.DATA_SETS[data.lower()], data_dir, download=download)
+        else:
+            names = ", ".join(data_set.name for data_set in named.DATA_SETS.values())
+            raise InputError(
+                f"--data {data}: no such graph; give one of {names}, a graph file (*{SUFFIX}), a "
+                f"prepared folder or {sbm.FORM}"
+            )
         _check_kind(graph, data, multi_label)
-        _check_weights(graph, feature_weights)
+        graph = _scaled(graph, features or "raw", where, feature_weights)
+        if symmetric is not False:
+            indptr, indices = both_directions(graph)
+            graph = replace(graph, indptr=indptr, indices=indices)
         return graph
-    if data.startswith(sbm.PREFIX):
-        graph = sbm.draw(data, seed)
-    elif data.lower().endswith(SUFFIX):
-        graph = graph_file.read(path, multi_label=multi_label)
-    elif data.lower() in named.DATA_SETS:
-        graph = named.read(named.DATA_SETS[data.lower()], data_dir, download=download)
-    else:
-        names = ", ".join(data_set.name for data_set in named.DATA_SETS.values())
-        raise InputError(
-            f"--data {data}: no such graph; give one of {names}, a graph file (*{SUFFIX}), a "
-            f"prepared folder or {sbm.FORM}"
-        )
-    _check_kind(graph, data, multi_label)
+
+
+def _scaled(graph: Graph, scaling: Scaling, where: str, weights: np.ndarray | None) -> Graph:
+    """Scale the features of a graph, with tf-idf by these weights or those that are fitted."""
     raw = graph.features
     assert not isinstance(raw, StoredRows)
-    scaling, where = features or "raw", f"--data {data}"
-    if scaling == "tfidf":
-        if feature_weights is None:
-            feature_weights = fitted_weights(raw, where)
-        elif len(feature_weights) != graph.num_features:
-            raise InputError(
-                f"{where}: has {graph.num_features} features, but the model was trained on "
-                f"{len(feature_weights)}; give a graph with the same features"
-            )
-    else:
-        feature_weights = None
-    features_scaled = scaled(raw, scaling, where, feature_weights)
-    graph = replace(graph, features=features_scaled, feature_weights=feature_weights)
-    if symmetric is not False:
-        indptr, indices = both_directions(graph)
-        graph = replace(graph, indptr=indptr, indices=indices)
-    return graph
+    if scaling != "tfidf":
+        return replace(graph, features=scaled(raw, scaling, where))
+    if weights is None:
+        weights = fitted_weights(raw, where)
+    elif len(weights) != graph.num_features:
+        raise InputError(
+            f"{where}: has {graph.num_features} features, but the model was trained on "
+            f"{len(weights)}; give a graph with the same features"
+        )
+    features = scaled(raw, scaling, where, weights)
+    return replace(graph, features=features, feature_weights=weights)
 
 
 def _check_kind(graph: Graph, data: str, multi_label: bool) -> None:

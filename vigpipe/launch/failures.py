@@ -16,9 +16,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from vigpipe.errors import (
     INTERRUPTED,
@@ -27,6 +27,8 @@ from vigpipe.errors import (
     SAVED,
     WRONG_INPUT,
     InputError,
+    TooLarge,
+    UnreadableImage,
     WorkerError,
 )
 from vigpipe.files.atomic import write_atomically
@@ -58,7 +60,19 @@ LOST_PEER = re.compile(
 OUT_OF_MEMORY = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memory|out of memory")
 
 
-def run_rank(work: Callable[[], int], launch: Launch, failures: Sequence[Path] = ()) -> int:
+class Advice(NamedTuple):
+    """What the options of a command can do about what goes wrong."""
+
+    out_of_memory: str = "take more memory"
+    unreadable_image: str | None = None
+
+
+def run_rank(
+    work: Callable[[], int],
+    launch: Launch,
+    failures: Sequence[Path] = (),
+    advice: Advice = Advice(),  # noqa: B008
+) -> int:
     """Do one rank's work, and return its exit code, or the one that fits its exception.
 
     A rank that fails while a process group exists ends here with os._exit: collectives and their
@@ -87,7 +101,7 @@ def run_rank(work: Callable[[], int], launch: Launch, failures: Sequence[Path] =
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
-        code = _report(error, launch, [*failures, *private], began)
+        code = _report(error, launch, [*failures, *private], began, advice)
         if _has_process_group():
             _leave(code)
         return code
@@ -151,6 +165,24 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and bool(OUT_OF_MEMORY.search(str(error)))
 
 
+@contextlib.contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Raise TooLarge, which says what is read in this context, if memory runs out."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise TooLarge(
+            f"{what}: memory ran out while it was read ({_first_line(error)}); see whether it is "
+            "as large as it should be, and if so take a machine with more memory"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
 def read_failures(folder: Path, run_id: str, since: float = 0.0) -> list[dict[str, Any]]:
     """Read the failures of one run since a time, earliest first; damaged ones are left out."""
     records = []
@@ -162,7 +194,9 @@ def read_failures(folder: Path, run_id: str, since: float = 0.0) -> list[dict[st
     return sorted(records, key=lambda record: record["time"])
 
 
-def _report(error: Exception, launch: Launch, folders: Sequence[Path], began: float) -> int:
+def _report(
+    error: Exception, launch: Launch, folders: Sequence[Path], began: float, advice: Advice
+) -> int:
     """Record the failure, print it unless another rank does, and return the exit code."""
     message = f"{type(error).__name__}: {error}"
     kind, code = "own", UNEXPECTED
@@ -170,6 +204,8 @@ def _report(error: Exception, launch: Launch, folders: Sequence[Path], began: fl
     is_common = not has_met  # every rank has read the same flags and files so far
     if isinstance(error, InputError | FloatingPointError):  # which every rank of a last stage has
         message, is_common = str(error), True
+        if isinstance(error, UnreadableImage) and advice.unreadable_image:
+            message += f", or {advice.unreadable_image}"
         code = WRONG_INPUT if isinstance(error, InputError) else NOT_FINITE
         text = line(message)
     elif isinstance(error, WorkerError):
@@ -177,8 +213,7 @@ def _report(error: Exception, launch: Launch, folders: Sequence[Path], began: fl
         code, text = PEER_LOST, line(f"rank {launch.rank}: {message}")
     elif is_out_of_memory(error):
         message = (
-            f"rank {launch.rank} ran out of memory ({str(error).splitlines()[0]}); take more "
-            "--microbatches, --recompute except-last, a smaller --batch-size, or more memory"
+            f"rank {launch.rank} ran out of memory ({_first_line(error)}); {advice.out_of_memory}"
         )
         text = line(message)
     elif launch.world_size > 1 and is_lost_peer(error):

@@ -25,11 +25,14 @@ def check_room(run: Run, ranks_here: int) -> None:
             advice += ", or among sub-networks with --strategy subnetworks --dp 8"
         elif run.has_subnetworks:
             advice += ", or among more sub-networks with a larger --dp"
+        name, largest = max(run.wide_model.named_parameters(), key=lambda named: named[1].numel())
         ranks = "one rank" if ranks_here == 1 else f"{ranks_here} ranks"
         raise InputError(
             f"--model {config.model}: {ranks} on this host would keep "
             f"{needed / 1e9:,.1f} GB of weights, gradients, state of {config.opt} and copies for "
-            f"checkpoints, and it has {room / 1e9:,.1f} GB of memory; {advice}"
+            f"checkpoints, and it has {room / 1e9:,.1f} GB of memory; the largest "
+            f"weight, {name}, is {'×'.join(map(str, largest.shape))}; {advice}, or see whether "
+            "--data is as large as it should be"
         )
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 
 from vigpipe.data.images import LARGEST_BYTES, NOT_THE_FILES_FAULT, decode
 from vigpipe.data.per_process import PerProcess
-from vigpipe.errors import InputError
+from vigpipe.errors import InputError, UnreadableImage
 from vigpipe.files.names import escaped
 from vigpipe.files.untrusted import no_duplicates
 
@@ -64,12 +64,12 @@ class EncodedImages:
         content = group.images()[row].as_py()
         name = self.name_of(index)
         if content is None:
-            raise InputError(
+            raise UnreadableImage(
                 f"{name}: has no encoded image, at most a path, which is not followed; store the "
                 "images themselves, as datasets' save_to_disk does"
             )
         if len(content) > LARGEST_BYTES:
-            raise InputError(
+            raise UnreadableImage(
                 f"{name}: its {len(content)} bytes are more than the {LARGEST_BYTES} that an image "
                 "may have; store it smaller"
             )

@@ -13,7 +13,7 @@ from PIL import Image
 from vigpipe.data.images import LARGEST_BYTES, NOT_THE_FILES_FAULT, decode
 from vigpipe.data.tars.index import Stamp, read_stamp
 from vigpipe.data.texts import Texts
-from vigpipe.errors import InputError
+from vigpipe.errors import InputError, UnreadableImage
 
 MOST_OPEN = 64  # The usual limit of open files is 1,024 for a process.
 
@@ -31,9 +31,8 @@ class LoadFromTars:
     def __call__(self, index: int) -> Image.Image:
         name, size = self.name_of(index), int(self.sizes[index])
         if size > LARGEST_BYTES:
-            raise InputError(
-                f"{name}: has {size} bytes, but an image has at most {LARGEST_BYTES}; remove it, "
-                "or leave unreadable images out with `--skip-bad-images`"
+            raise UnreadableImage(
+                f"{name}: has {size} bytes, but an image has at most {LARGEST_BYTES}; remove it"
             )
         tar, offset = int(self.tar_of[index]), int(self.offsets[index])
         return decode(self.tars.read(tar, offset, size, name), name)
