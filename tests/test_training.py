@@ -132,7 +132,7 @@ def test_a_run_scores_its_validation_images_and_lets_them_choose(tmp_path, capsy
         summary["best"] | {"value": numbers["ema"]["loss"], "images": "validation"}
         == (summary["best"])
     )
-    _, held_out, line, best, _ = capsys.readouterr().out.splitlines()
+    _, _, held_out, line, best, _ = capsys.readouterr().out.splitlines()
     assert held_out == f"30 of {NUM_TRAIN} training images are held out for validation"
     assert re.match(r"epoch 1: training loss [0-9.]+; validation loss [0-9.]+, top-1 ", line)
     assert "of the moving average on the validation images, which chose it" in best
@@ -235,7 +235,7 @@ def test_the_study_model_trains_on_a_folder_of_pictures(pictures, tmp_path):
     assert last < first / 2
 
 
-def test_bad_images_are_left_out_and_counted(pictures, tmp_path, monkeypatch):
+def test_bad_images_are_left_out_and_counted(pictures, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HOME", str(tmp_path))
     root = tmp_path / "pictures"
     shutil.copytree(pictures, root)
@@ -246,7 +246,11 @@ def test_bad_images_are_left_out_and_counted(pictures, tmp_path, monkeypatch):
     cut_off.write_bytes(cut_off.read_bytes()[:-40])  # its header can be read
     options = ["--data", "~/pictures", "--epochs", "1", "--batch-size", "5", "--skip-bad-images"]
     folder = run_here(tmp_path / "run", *options)
-    assert json.loads((folder / "summary.json").read_text())["skipped_images"] == 3
+    summary = json.loads((folder / "summary.json").read_text())
+    bad = [root / "train/cat/!.png", cut_off, root / "test/cat/!.png"]
+    assert (summary["skipped_images"], summary["skipped_image_names"]) == (3, list(map(str, bad)))
+    told = f"left out as unreadable: 3 images ({', '.join(map(str, bad))})"
+    assert told in capsys.readouterr().out.splitlines()
     assert [row["images"] for row in rows(folder) if "images" in row] == [6]
     assert len(rows(folder)) == 3  # 9 images in batches of 5, and the evaluation
 

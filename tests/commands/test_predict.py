@@ -200,7 +200,7 @@ def test_unreadable_images_are_refused_or_left_out_and_counted(capsys, here):
     stdout, stderr = capsys.readouterr()
     assert len(stdout.splitlines()) == 6
     assert "1.png" not in stdout
-    assert stderr == "vigpipe: 1 unreadable image is left out\n"
+    assert stderr == "vigpipe: left out as unreadable: 1 image (photos/1.png)\n"
     (here / "bad.png").write_bytes(b"")
     line = ["predict", "--weights", "w.safetensors", "bad.png", "--skip-bad-images"]
     assert "none of the images can be read" in refused(capsys, *line)

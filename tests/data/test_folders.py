@@ -62,6 +62,20 @@ def test_the_splits_are_train_and_test_or_val(tmp_path):
         assert folders.split_folders(root) == (root / "train", root / test)
 
 
+def test_what_is_left_out_is_told_in_a_line_each(tmp_path):
+    touch(tmp_path, *(f"{split}/{name}/1.png" for split in ("train", "test") for name in "ab"))
+    assert folders.read(tmp_path).notes == ()
+    touch(tmp_path, "train/a/1.heic", "train/a/b/2.HEIC", "test/labels.csv", "train/b/notes")
+    touch(tmp_path, "train/2.png", "test/a/.hidden", "val/a/1.png", "validation/a/1.png")
+    assert folders.read(tmp_path).notes == (
+        f"{tmp_path}/val and {tmp_path}/validation: not read, as the test images are those of "
+        "test/; --validation holds out training images instead",
+        f"{tmp_path}/train: images in no class folder are left out (1)",
+        "4 files are left out, as the suffix is not one of an image: 2 .heic, 1 without one, "
+        "1 .csv",
+    )
+
+
 # --- folders that are odd --------------------------------------------------------------------
 
 
@@ -142,7 +156,7 @@ def as_nobody():
 )
 def test_a_folder_without_permission_is_one_sentence(as_nobody, closed, mode):
     root, become_nobody = as_nobody
-    for name in ("train/cat/more", "test/cat"):
+    for name in ("train/cat/more", "train/dog", "test/cat"):
         (root / name).mkdir(parents=True)
         (root / name / "1.png").write_bytes(png())
     (root / closed).chmod(mode)

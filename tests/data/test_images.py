@@ -100,7 +100,12 @@ READ = {
     "two pages.tiff": (animated("tiff"), [RED] * 2),
     "as thin as may be.png": (png(256, 1, 8, 0, bytes([0] + [7] * 256)), [[7] * 3] * 256),
     "a jpeg.png": (saved(flat(GREEN), "jpeg", quality=100), [GREEN] * 2),
+    "as browsers save it.JFIF": (saved(flat(GREEN), "jpeg", quality=100), [GREEN] * 2),
+    "black and white.pbm": (saved(flat(1, "1"), "ppm"), [WHITE] * 2),
 }
+for name, kind, options in (("AVIF", ".avif", {"quality": 100}), ("JPEG2000", ".jp2", {})):
+    if name in images.FORMATS:  # Pillow may have been built without.
+        READ[f"x{kind}"] = (saved(flat(RED), name, **options), [RED] * 2)
 
 
 @pytest.mark.parametrize("name", READ)
@@ -108,6 +113,7 @@ def test_every_kind_of_image_becomes_rgb_by_its_content(tmp_path, name):
     content, expected = READ[name]
     path = tmp_path / name
     path.write_bytes(content)
+    assert images.is_image(name)
     image = images.read_image(path)
     assert image.mode == "RGB"
     np.testing.assert_allclose(to_array(image)[0], expected, atol=2)  # jpeg rounds

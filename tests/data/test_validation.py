@@ -90,4 +90,4 @@ def test_images_that_cannot_be_read_are_left_out_before_the_draw(folder):
     assert source.validation is not None
     assert source.validation.labels.tolist() == [0, 1, 1, 1]
     assert source.train.labels.tolist() == [0, 1, 1, 1]
-    assert source.num_bad_images == 4
+    assert len(source.bad_images) == 4

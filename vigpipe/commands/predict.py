@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vigpipe.config.verbs import PredictConfig
 from vigpipe.data.images import read_image
+from vigpipe.data.left_out import unreadable
 from vigpipe.errors import DONE, NOBODY_READS, InputError
 from vigpipe.inference.graph_description import graph_model_in
 from vigpipe.inference.predict import list_files, predict, prepare_prediction
@@ -51,13 +52,11 @@ def start_or_predict(
     if config.skip_bad_images:
         share = paths[launch.rank :: world_size]
         bad = find_bad_images_together(read_image, share, world_size)
+        left_out = [str(path) for path in paths if path in bad]
         paths = [path for path in paths if path not in bad]
         run = prepare_prediction(config, paths)
-        if bad and launch.rank == 0:
-            images = (
-                "1 unreadable image is" if len(bad) == 1 else f"{len(bad)} unreadable images are"
-            )
-            tell(f"{images} left out")
+        if left_out and launch.rank == 0:
+            tell(unreadable(left_out))
     for note in run.notes if launch.rank == 0 and graph is None else ():
         tell(f"note: {note}")
     rank_state = make_rank_state(run, launch.rank, device)

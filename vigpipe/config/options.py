@@ -121,7 +121,7 @@ class TrainConfig:
             turns it off.
         workers: processes per rank that read and augment images ahead of time; with 0 the rank
             reads them itself.
-        skip_bad_images: leave out images that cannot be read, and report how many.
+        skip_bad_images: leave out images that cannot be read, and report how many and which.
         validation: share of the training images of each class, such as 0.1, that the seed draws,
             and that is held out of training and scored in every evaluation, to choose weights by.
         features: how the features of a graph's nodes are scaled: raw, the default, leaves them as

@@ -86,7 +86,7 @@ class PredictConfig:
         image_size: SIDE or HEIGHTxWIDTH in pixels that images are resized and cropped to; by
             default the size the model was trained with.
         format: output format: text, or json with one object per line.
-        skip_bad_images: leave out images that cannot be read, and report how many.
+        skip_bad_images: leave out images that cannot be read, and report how many and which.
         batch_size: number of images that run at once, over all replicas.
         stages: number of ranks in one pipeline, or a plan: a file, or the name of one of vigpipe's.
         microbatches: micro-batches into which each replica cuts its share of a batch.

@@ -11,17 +11,32 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from PIL import Image
+from PIL import Image, features
 
 from vigpipe.errors import InputError, TooLarge, UnreadableImage
 from vigpipe.launch.failures import reading
 
-EXTENSIONS = (
-    ".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp",
-)  # fmt: skip
+_ENDINGS = {
+    "BMP": (".bmp",),
+    "GIF": (".gif",),
+    "JPEG": (".jfif", ".jpe", ".jpeg", ".jpg"),
+    "PNG": (".png",),
+    "PPM": (".pbm", ".pgm", ".pnm", ".ppm"),
+    "TIFF": (".tif", ".tiff"),
+    "WEBP": (".webp",),
+    "AVIF": (".avif",),
+    "JPEG2000": (".jp2",),
+}
+# What Pillow may have been built without; version 11.0 has not heard of the first yet.
+_MISSING = {
+    name
+    for name, part in (("AVIF", "avif"), ("JPEG2000", "jpg_2000"))
+    if part not in {*features.modules, *features.codecs} or not features.check(part)
+}
 # Pillow goes by a file's content, not its name, and by default it also tries formats for which it
 # starts programs (EPS).
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+FORMATS = tuple(name for name in _ENDINGS if name not in _MISSING)
+EXTENSIONS = tuple(sorted(ending for name in FORMATS for ending in _ENDINGS[name]))
 LARGEST_BYTES = 1 << 29  # Pillow's MAX_IMAGE_PIXELS with 16 bits for R, G and B each
 LARGEST_RATIO = 256  # Resizing the shorter side of an image enlarges the longer one too.
 # Pillow only warns of a decompression bomb, up to twice MAX_IMAGE_PIXELS.
@@ -49,6 +64,11 @@ def decode(content: bytes, name: str) -> Image.Image:
             return to_rgb(_opened(content))
     except Exception as error:
         raise _bad_image(name, error) from error
+
+
+def is_image(name: str) -> bool:
+    """Whether a file's name is one of an image, by its suffix."""
+    return name.lower().endswith(EXTENSIONS)
 
 
 Item = TypeVar("Item")

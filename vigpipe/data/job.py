@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.data.augment import Augmentation
 from vigpipe.data.batches import Share, num_steps
 from vigpipe.data.feed import ImageFeed
+from vigpipe.data.left_out import counted, unreadable
 from vigpipe.data.loss import Loss
 from vigpipe.data.merged import MergedImageModel
 from vigpipe.data.mix import Mix
@@ -24,6 +26,7 @@ from vigpipe.data.sources import Source, open_source
 from vigpipe.data.stored import ImageId
 from vigpipe.data.tokens import SplitTokens
 from vigpipe.errors import InputError
+from vigpipe.files.names import MOST_NAMED, first_few
 from vigpipe.job.feed import Needs
 from vigpipe.job.job import TrialStep
 from vigpipe.job.rows import Fill, partial_batch
@@ -65,13 +68,27 @@ class ImageJob:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        if self.source.validation is None:
-            return ()
-        num_held_out, num_left = len(self.source.validation), len(self.source.train)
-        return (
-            f"{num_held_out} of {num_held_out + num_left} training images are held out for "
-            "validation",
+        source, notes = self.source, list[str]()
+        notes.append(
+            f"{source.num_classes} classes ({first_few(source.class_names)}), "
+            f"{len(source.train):,} training and {len(source.test):,} test images"
         )
+        for what, split in (("training", source.train), ("test", source.test)):
+            has_some = np.isin(np.arange(source.num_classes), split.labels)
+            if not has_some.all():
+                absent = [source.class_names[label] for label in np.flatnonzero(~has_some)]
+                notes.append(f"without {what} images: {counted(absent, 'class', 'classes')}")
+        if source.stored is not None:
+            notes += source.stored.notes
+        if source.bad_images:
+            notes.append(unreadable(source.bad_images))
+        if source.validation is not None:
+            num_held_out, num_left = len(source.validation), len(source.train)
+            notes.append(
+                f"{num_held_out} of {num_held_out + num_left} training images are held out for "
+                "validation"
+            )
+        return tuple(notes)
 
     @property
     def row_shape(self) -> tuple[int, int, int]:
@@ -266,7 +283,8 @@ class ImageJob:
         }
 
     def summary(self) -> dict[str, object]:
-        return {"skipped_images": self.source.num_bad_images}
+        bad = self.source.bad_images
+        return {"skipped_images": len(bad), "skipped_image_names": list(bad[:MOST_NAMED])}
 
 
 def open_images(config: TrainConfig, bad_images: frozenset[ImageId] = frozenset()) -> ImageJob:

@@ -37,7 +37,7 @@ class Source:
         image_size: (H, W) of every image that `read` returns, in pixels.
         train: the train images, without those of `validation`.
         test: the test images.
-        num_bad_images: number of unreadable images that were left out of both splits together.
+        bad_images: names of the unreadable images that were left out, train images first.
         stored: the images that were not left out, as they are stored, those of `validation` among
             the train images; None for images that do not come from `open_source`.
         validation: train images that are held out of training; None if there are none.
@@ -49,7 +49,7 @@ class Source:
     image_size: tuple[int, int]
     train: Split
     test: Split
-    num_bad_images: int = 0
+    bad_images: tuple[str, ...] = ()
     stored: Stored | None = None
     validation: Split | None = None
 
@@ -158,6 +158,11 @@ def open_source(
             stored = formats.read(path)
     if bad_images is None:
         bad_images = find_bad_images(stored.load, stored.image_ids()) if skip_bad_images else ()
+    bad_names = tuple(
+        images.load.name_of(index)
+        for split, images in stored.splits.items()
+        for index in sorted(index for of_split, index in bad_images if of_split == split)
+    )
     stored = stored.without(bad_images)
     if size is None:
         size, example = _first_size(stored.train, skip_bad_images)
@@ -174,7 +179,7 @@ def open_source(
         size,
         Split(train, stored.look, preparation),
         Split(stored.test, stored.look, unaugmented),
-        len(bad_images),
+        bad_names,
         stored,
         None if held_out is None else Split(held_out, stored.look, unaugmented),
     )

@@ -80,6 +80,7 @@ class Stored:
     train: StoredImages
     test: StoredImages
     look: Look = Look()
+    notes: tuple[str, ...] = ()  # sentences of what was left out
 
     @property
     def splits(self) -> dict[str, StoredImages]:

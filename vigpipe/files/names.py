@@ -1,6 +1,7 @@
 """Text that others have chosen: which of it can be kept as it is, and how to print the rest."""
 
 import unicodedata
+from collections.abc import Sequence
 
 # Control characters, halves of surrogate pairs (Python's stand-in for bytes that are not UTF-8),
 # and separators of lines and paragraphs.
@@ -9,6 +10,9 @@ _CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
 _BIDIRECTIONAL = frozenset(
     "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 )
+
+
+MOST_NAMED = 5  # of many names in a sentence
 
 
 def is_plain(text: str) -> bool:
@@ -31,6 +35,12 @@ def shortened(text: str, most: int) -> str:
         return text
     end = most // 3
     return f"{text[: most - end]}…{text[len(text) - end :]}"
+
+
+def first_few(names: Sequence[str], most: int = MOST_NAMED) -> str:
+    """Name the first of many, safe to print: `a, b, …`."""
+    shown = [escaped(name) for name in names[:most]]
+    return ", ".join([*shown, "…"] if len(names) > most else shown)
 
 
 def _is_plain(character: str) -> bool:

@@ -96,7 +96,8 @@ def prepare_prediction(config: PredictConfig, paths: Sequence[Path]) -> Run:
     run = prepare(options, weight_dtype(config.dtype))
     matching_weights(config.weights, description.build)
     options = replace(run.config, weights=config.weights)
-    return replace(run, job=ImageJob(options, source), config=options)
+    notes = tuple(note for note in run.notes if note not in run.job.notes)  # not of the placeholder
+    return replace(run, job=ImageJob(options, source), config=options, notes=notes)
 
 
 def predict(rank_state: RankState, paths: Sequence[Path]) -> Iterator[Prediction]:

@@ -71,7 +71,7 @@ def test_an_image_that_is_only_a_path_is_a_bad_image(tmp_path):
         with pytest.raises(InputError, match=r"row [45]: has no encoded image, at most a path"):
             load(index)
     source = open_source(str(tmp_path), skip_bad_images=True)
-    assert (source.num_bad_images, len(source.train)) == (2, 10)
+    assert (len(source.bad_images), len(source.train)) == (2, 10)
 
 
 def test_a_single_split_is_known_and_other_files_called_state_are_not(tmp_path):

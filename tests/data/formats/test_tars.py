@@ -156,7 +156,7 @@ def test_a_link_to_a_tar_is_the_class_of_its_own_name(tmp_path):
             link = tmp_path / name / split / f"{name}.tar"
             link.parent.mkdir(parents=True)
             link.symlink_to(blob)
-        assert open_source(str(tmp_path / name)).class_names == (name,)
+        assert tars.read(tmp_path / name).class_names == (name,)
 
 
 @pytest.mark.parametrize("layout", OF_FOLDERS)

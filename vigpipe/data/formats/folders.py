@@ -2,14 +2,16 @@
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from vigpipe.data.images import EXTENSIONS, in_channels, read_image
+from vigpipe.data.images import EXTENSIONS, in_channels, is_image, read_image
+from vigpipe.data.left_out import suffix_of, told
 from vigpipe.data.stored import Stored, StoredImages
 from vigpipe.data.texts import Texts, pack
 from vigpipe.errors import InputError
@@ -19,7 +21,8 @@ from vigpipe.files.names import escaped, is_plain
 def read(root: Path) -> Stored:
     """Find the image files; the classes are those of the train images."""
     train_folder, test_folder = split_folders(root)
-    train, test = list_classes(train_folder), list_classes(test_folder)
+    others: Counter[str] = Counter()
+    train, test = list_classes(train_folder, others), list_classes(test_folder, others)
     unknown = [name for name in test if name not in train]
     if unknown:
         raise InputError(
@@ -34,7 +37,8 @@ def read(root: Path) -> Stored:
         files = Files(pack(map(str, paths)), root=str(root))
         return StoredImages(np.asarray(labels, dtype=np.int64), files)
 
-    return Stored(tuple(train), images(train), images(test))
+    notes = (*_unused(root, test_folder), *_in_no_class(train_folder, test_folder), *told(others))
+    return Stored(tuple(train), images(train), images(test), notes=notes)
 
 
 @dataclass(frozen=True)
@@ -72,13 +76,32 @@ def split_folders(root: Path) -> tuple[Path, Path]:
     return train, test
 
 
-def list_classes(folder: Path) -> dict[str, list[Path]]:
+def _unused(root: Path, test_folder: Path) -> Iterator[str]:
+    """Name the folders that could be meant for validation, and are not read."""
+    names = [n for n in ("val", "validation") if os.path.isdir(root / n) and n != test_folder.name]
+    if names:
+        yield (
+            f"{' and '.join(str(root / name) for name in names)}: not read, as the test images are "
+            f"those of {test_folder.name}/; --validation holds out training images instead"
+        )
+
+
+def _in_no_class(*folders: Path) -> Iterator[str]:
+    """Count the images that lie beside the class folders."""
+    for folder in folders:
+        num = sum(map(_is_image, _entries(folder)))
+        if num:
+            yield f"{folder}: images in no class folder are left out ({num:,})"
+
+
+def list_classes(folder: Path, others: Counter[str] | None = None) -> dict[str, list[Path]]:
     """List the image files of every class by its name, sorted by name, without opening any.
 
     Class folders may contain folders, and all may be links: a folder that is reached twice is
     listed once, and one that contains the class folder never, because it contains other classes.
     Hidden files and names without an image's extension are left out. A broken link to an image is
-    listed, so that reading it reports the error.
+    listed, so that reading it reports the error. The suffixes of files that are no images are added
+    to `others`.
     """
     entries = _entries(folder)
     for entry in entries:
@@ -98,7 +121,10 @@ def list_classes(folder: Path) -> dict[str, list[Path]]:
                 f"{folder}: the class folder {escaped(name)} has control characters in its name, "
                 "or bytes that are not UTF-8; rename it"
             )
-    classes = {name: images_below(folder / name, _above(folder / name)) for name in names}
+    classes = {name: images_below(folder / name, _above(folder / name), others) for name in names}
+    if others is not None:
+        beside = [e.name for e in entries if not is_image(e.name) and not _is_folder(e)]
+        others.update(map(suffix_of, beside))
     for name, paths in classes.items():
         if not paths:
             raise InputError(
@@ -115,6 +141,10 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
     except OSError as error:
         raise InputError(f"{folder}: cannot be listed ({error.strerror})") from error
     return sorted(visible, key=lambda entry: entry.name)
+
+
+def _is_image(entry: os.DirEntry[str]) -> bool:
+    return is_image(entry.name) and not _is_folder(entry)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -136,8 +166,13 @@ def _above(folder: Path) -> set[tuple[int, int]]:
     return {_identity(path) for path in (*Path(target).parents, *Path(here, folder.name).parents)}
 
 
-def images_below(folder: Path, above: Collection[tuple[int, int]] = ()) -> list[Path]:
-    """List the images in a folder and below, sorted by name; each folder once, none of `above`."""
+def images_below(
+    folder: Path, above: Collection[tuple[int, int]] = (), others: Counter[str] | None = None
+) -> list[Path]:
+    """List the images in a folder and below, sorted by name; each folder once, none of `above`.
+
+    The suffixes of other files are added to `others`.
+    """
     paths: list[Path] = []
     seen = set(above)
     pending = [(folder, True)]  # Recursion would fail at a depth of 1000.
@@ -148,8 +183,9 @@ def images_below(folder: Path, above: Collection[tuple[int, int]] = ()) -> list[
         elif (identity := _identity(path)) not in seen:
             seen.add(identity)
             for entry in reversed(_entries(path)):
-                if _is_folder(entry):
-                    pending.append((path / entry.name, True))
-                elif entry.name.lower().endswith(EXTENSIONS):
-                    pending.append((path / entry.name, False))
+                is_folder = _is_folder(entry)
+                if is_folder or is_image(entry.name):
+                    pending.append((path / entry.name, is_folder))
+                elif others is not None:
+                    others[suffix_of(entry.name)] += 1
     return paths

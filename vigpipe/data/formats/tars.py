@@ -4,6 +4,7 @@ Nothing is extracted: `data/tars` finds the images, which are read at their posi
 """
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import numpy as np
 
 from vigpipe.data.formats.labels import listed_names
 from vigpipe.data.images import NUM_THREADS
+from vigpipe.data.left_out import told
 from vigpipe.data.stored import Stored, StoredImages
 from vigpipe.data.tars.images import TarImages
 from vigpipe.data.tars.index import Stamp, index_images
@@ -137,7 +139,9 @@ def _from_folders(root: Path, train: _Tars, test: _Tars) -> Stored:
         load = _load(tars)
         return StoredImages(labels, load).take(_by_name(labels, load))
 
-    return Stored(tuple(names), stored(train, train_classes), stored(test, test_classes))
+    others = Counter(suffix for _, images in _each(train, test) for suffix in images.others)
+    splits = stored(train, train_classes), stored(test, test_classes)
+    return Stored(tuple(names), *splits, notes=told(others))
 
 
 def _class_of_folders(root: Path, tars: _Tars) -> list[list[str]]:

@@ -14,13 +14,14 @@ import json
 import os
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import PurePosixPath
 
 import numpy as np
 
-from vigpipe.data.images import EXTENSIONS
+from vigpipe.data.images import EXTENSIONS, is_image
+from vigpipe.data.left_out import suffix_of
 from vigpipe.data.tars.headers import Members, find_members
 from vigpipe.data.texts import Texts, pack
 from vigpipe.errors import InputError
@@ -43,6 +44,8 @@ class TarImages(Members):
     folders: Texts
     # Those that were left out for having no label among them; 0 if the tar holds class folders.
     num_samples: int = 0
+    # The suffixes of files in class folders that are no images, one for each.
+    others: Texts = field(default_factory=lambda: pack(()))
 
 
 def find_images(descriptor: int, num_bytes: int, where: str, field: str | None) -> TarImages:
@@ -150,21 +153,23 @@ def _class_folders(descriptor: int, members: Members, where: str) -> TarImages:
     """List the images of a tar, and of the tars in it, with the folders they are in."""
     offsets, sizes, labels = array("q"), array("q"), array("q")
     label_of_folder: dict[str, int] = {}
+    others: list[str] = []
 
     def listed() -> Iterator[str]:
         for tar, before, inside in _with_inner_tars(descriptor, members, where):
             for name, offset, size in zip(inside.names, inside.offsets, inside.sizes, strict=True):
-                if _is_image(name):
+                if is_image(name):
                     folder = f"{tar}/{name.rpartition('/')[0]}"
                     labels.append(label_of_folder.setdefault(folder, len(label_of_folder)))
                     offsets.append(int(offset))
                     sizes.append(int(size))
                     yield before + name
+                elif not _is_tar(name):
+                    others.append(suffix_of(name))
 
     names = pack(listed())
-    return TarImages(
-        names, np.array(offsets), np.array(sizes), np.array(labels), pack(label_of_folder)
-    )
+    numbers = (np.array(offsets), np.array(sizes), np.array(labels))
+    return TarImages(names, *numbers, pack(label_of_folder), others=pack(others))
 
 
 def _with_inner_tars(
@@ -199,14 +204,10 @@ def _with_inner_tars(
 
 
 def _check_images(members: Members, where: str) -> None:
-    if not any(map(_is_image, members.names)):
+    if not any(map(is_image, members.names)):
         raise InputError(
             f"{where}: holds no images ({', '.join(EXTENSIONS)}); add some or remove it"
         )
-
-
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(EXTENSIONS)
 
 
 def _is_tar(name: str) -> bool:

@@ -20,9 +20,9 @@ from vigpipe.errors import InputError
 from vigpipe.files.cache import cache_folder
 from vigpipe.files.untrusted import opened
 
-_VERSION = 1  # Raise it when `find_images` begins to find something else in the same file.
-_INTEGERS = ("facts", "offsets", "sizes", "labels", "name_ends", "folder_ends")
-_BYTES = ("names", "folders")
+_VERSION = 2  # Raise it when `find_images` begins to find something else in the same file.
+_INTEGERS = ("facts", "offsets", "sizes", "labels", "name_ends", "folder_ends", "other_ends")
+_BYTES = ("names", "folders", "others")
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,7 @@ def _read_entry(path: Path, field: str | None, key: tuple[int, ...]) -> TarImage
             found["labels"],
             Texts(found["folders"].tobytes(), found["folder_ends"]),
             num_samples,
+            Texts(found["others"].tobytes(), found["other_ends"]),
         )
         has_types = all(found[name].dtype == np.int64 for name in _INTEGERS)
         is_sound = has_types and tuple(known) == key and _is_sound(images, key[1])
@@ -100,6 +101,7 @@ def _is_sound(images: TarImages, num_bytes: int) -> bool:
         len(images) == len(images.offsets) == len(images.sizes) == len(images.labels)
         and _are_ends(images.names)
         and _are_ends(images.folders)
+        and _are_ends(images.others)
         and bool((images.offsets >= 0).all() and (images.sizes >= 0).all())
         and bool((images.offsets <= num_bytes - images.sizes).all())
         and bool((images.labels >= 0).all() and (images.labels < num_labels).all())
@@ -123,6 +125,8 @@ def _write_entry(path: Path, field: str | None, key: tuple[int, ...], images: Ta
         "names": np.frombuffer(images.names.content, dtype=np.uint8),
         "folder_ends": images.folders.ends,
         "folders": np.frombuffer(images.folders.content, dtype=np.uint8),
+        "other_ends": images.others.ends,
+        "others": np.frombuffer(images.others.content, dtype=np.uint8),
     }
     try:
         entry = _entry(path, field)
