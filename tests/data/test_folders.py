@@ -62,6 +62,22 @@ def test_the_splits_are_train_and_test_or_val(tmp_path):
         assert folders.split_folders(root) == (root / "train", root / test)
 
 
+def test_folders_a_level_too_deep_are_no_classes(tmp_path):
+    """They were one class, of which every model knows all images."""
+    for name in ("deep/train/images", "deep/test/images", "test/train", "test/test/images"):
+        touch(tmp_path, f"{name}/cat/1.png", f"{name}/dog/1.png")
+    touch(tmp_path, "year/train/cat/2001/1.png", "year/train/dog/1.png", "year/test/cow/cat.png")
+    rows = [
+        (
+            "deep",
+            r"deep/train/images: holds 2 folders \(cat, dog\) and no image, .* 'images'; move",
+        ),
+        ("test", r"test/test/images: holds 2 folders \(cat, dog\) and no image, "),
+        ("year", r"year/test/cow: .*/year/train has no class 'cow'"),
+    ]
+    check_refusals(rows, lambda name: folders.read(tmp_path / name))
+
+
 def test_what_is_left_out_is_told_in_a_line_each(tmp_path):
     touch(tmp_path, *(f"{split}/{name}/1.png" for split in ("train", "test") for name in "ab"))
     assert folders.read(tmp_path).notes == ()

@@ -1,6 +1,7 @@
 import hashlib
 import pickle
 import random
+import shutil
 from typing import Any
 from urllib.error import URLError
 
@@ -237,6 +238,23 @@ def test_bad_images_are_errors_or_left_out_and_counted(folder):
     shared = open_source(str(folder), bad_images=frozenset(found))
     assert shared.bad_images == kept.bad_images
     assert torch.equal(shared.train.read(range(4)), kept.train.read(range(4)))
+
+
+def test_images_of_a_single_class_are_refused_whatever_holds_them(folder):
+    """Every model knew all of them."""
+    pixels, labels = np.zeros((4, 8, 8), np.uint8), np.zeros(4, int)
+    arrays = {"x_train": pixels, "y_train": labels, "x_test": pixels, "y_test": labels}
+    np.savez(folder / "one.npz", **arrays)
+    np.savez(folder / "one-of-two.npz", **arrays, class_names=np.array(["cat", "dog"]))
+    for name in ("train", "test"):
+        shutil.rmtree(folder / name / "dog")
+    rows = [
+        (folder / name, f"{name}: all {num} training images are of one class, '{class_}'")
+        for name, num, class_ in (("", 3, "cat"), ("one.npz", 4, "0"), ("one-of-two.npz", 4, "cat"))
+    ]
+    check_refusals(rows, lambda path: open_source(str(path)), where=folder)
+    with pytest.raises(InputError, match="of one class, '0'"):
+        open_source("fake", num_fake_classes=1)
 
 
 def test_a_class_of_nothing_but_bad_images_is_an_error(folder):

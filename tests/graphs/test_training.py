@@ -5,6 +5,7 @@ import shutil
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed
@@ -141,6 +142,17 @@ def test_another_graph_or_other_parts_are_refused(whole, tmp_path):
     ]
     config = replace(PARTS, resume=str(whole))
     check_refusals(rows, lambda options: run(replace(config, **options), tmp_path / "new"))
+
+
+def test_a_graph_of_a_single_class_is_refused_unless_nodes_may_have_none(tmp_path):
+    """The accuracy of every model was 100 %."""
+    ends, labels = np.arange(6), np.zeros(6, np.int64)
+    arrays = {"edge_src": ends, "edge_dst": ends[::-1], "x": np.eye(6), "split": ends % 3}
+    np.savez(tmp_path / "one.npz", **arrays, y=labels)
+    np.savez(tmp_path / "several.npz", **arrays, y=(ends % 2)[:, None])
+    config = TrainConfig(model="sage", width=8, data=str(tmp_path / "one.npz"))
+    refused([({}, "one.npz: all its nodes with a class are of one, '0',")], config)
+    prepare(replace(config, data=str(tmp_path / "several.npz")), torch.float32)
 
 
 def refused(rows, config):

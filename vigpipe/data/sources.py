@@ -156,6 +156,13 @@ def open_source(
         name = str(path)
         with reading(name):
             stored = formats.read(path)
+    labels = np.unique(stored.train.labels)
+    if len(labels) == 1:
+        raise InputError(
+            f"{name}: all {len(stored.train):,} training images are of one class, "
+            f"{stored.class_names[labels[0]]!r}, and there is nothing to tell apart; add images of "
+            "another class"
+        )
     if bad_images is None:
         bad_images = find_bad_images(stored.load, stored.image_ids()) if skip_bad_images else ()
     bad_names = tuple(

@@ -16,6 +16,7 @@ from vigpipe.config.halo import parse_halo
 from vigpipe.config.of_weights import options_in_weights
 from vigpipe.config.options import TrainConfig, of_sampler
 from vigpipe.errors import InputError
+from vigpipe.files.names import escaped
 from vigpipe.files.weights_metadata import metadata_if_any
 from vigpipe.graphs.features import WEIGHTS, are_sparse, as_text, kept_weights
 from vigpipe.graphs.feed import GraphFeed
@@ -130,6 +131,12 @@ class GraphJob:
         return model
 
     def check(self, layout: Layout, model: StagedModel, plan: Plan) -> None:
+        if self.graph.num_classes == 1 and not self.graph.is_multi_label:
+            raise InputError(
+                f"--data {self.name}: all its nodes with a class are of one, "
+                f"'{escaped(self.graph.class_names[0])}', and there is nothing to tell apart; name "
+                "a graph of two classes or more"
+            )
         self._check_shards(layout)
         self._check_sparse_threads(cast(GraphModel, model))
         wanted, most = per_step(self.sampler, layout), min(self.sampler.num_sub_graphs)

@@ -15,7 +15,7 @@ from vigpipe.data.left_out import suffix_of, told
 from vigpipe.data.stored import Stored, StoredImages
 from vigpipe.data.texts import Texts, pack
 from vigpipe.errors import InputError
-from vigpipe.files.names import escaped, is_plain
+from vigpipe.files.names import escaped, first_few, is_plain
 
 
 def read(root: Path) -> Stored:
@@ -23,8 +23,11 @@ def read(root: Path) -> Stored:
     train_folder, test_folder = split_folders(root)
     others: Counter[str] = Counter()
     train, test = list_classes(train_folder, others), list_classes(test_folder, others)
+    if len(train) == 1:
+        _check_depth(train_folder, *train)
     unknown = [name for name in test if name not in train]
     if unknown:
+        _check_depth(test_folder, unknown[0], train)
         raise InputError(
             f"{test_folder / unknown[0]}: {train_folder} has no class {unknown[0]!r}; the test "
             f"classes are among the train classes ({len(unknown)} of {len(test)} are not)"
@@ -92,6 +95,19 @@ def _in_no_class(*folders: Path) -> Iterator[str]:
         num = sum(map(_is_image, _entries(folder)))
         if num:
             yield f"{folder}: images in no class folder are left out ({num:,})"
+
+
+def _check_depth(folder: Path, name: str, expected: Collection[str] = ()) -> None:
+    """Refuse a class that holds no image but folders, some of them as expected, if any are."""
+    entries = _entries(folder / name)
+    inside = [entry.name for entry in entries if _is_folder(entry)]
+    is_deep = any(name in expected for name in inside) if expected else bool(inside)
+    if is_deep and not any(map(_is_image, entries)):
+        folders = "1 folder" if len(inside) == 1 else f"{len(inside)} folders"
+        raise InputError(
+            f"{folder / name}: holds {folders} ({first_few(inside)}) and no image, so that all "
+            f"images below would be of one class, {name!r}; move the class folders up into {folder}"
+        )
 
 
 def list_classes(folder: Path, others: Counter[str] | None = None) -> dict[str, list[Path]]:
