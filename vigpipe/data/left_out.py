@@ -22,6 +22,11 @@ def told(suffixes: Counter[str]) -> tuple[str, ...]:
     return (f"{what} left out, as the suffix is not one of an image: {first_few(kinds)}",)
 
 
+def not_read(where: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Tell of splits or arrays that are there and not read; nothing if there are none."""
+    return (f"{where}: not read: {first_few(sorted(names))}",) if names else ()
+
+
 def unreadable(images: Sequence[str]) -> str:
     """Tell of images that are left out because they cannot be read."""
     return f"left out as unreadable: {counted(images, 'image', 'images')}"

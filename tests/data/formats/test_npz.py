@@ -54,12 +54,35 @@ def test_medmnist_names_are_known_and_its_validation_images_left_alone(save):
     for split, like in (("train", "train"), ("val", "test"), ("test", "test")):
         arrays[f"{split}_images"] = noise(like, 3)
         arrays[f"{split}_labels"] = LABELS[like][:, None].astype(np.uint8)
-    check_images(read(save(arrays)), 3)
+    stored = read(save(arrays))
+    check_images(stored, 3)
+    assert stored.notes == (f"{save.args[0]}: not read: val_images, val_labels",)
 
 
 def test_class_names_are_taken_from_the_file(save):
     stored = read(save({**keras_arrays(), "class_names": np.array(NAMES)}))
     assert stored.class_names == tuple(NAMES)
+
+
+TEXTS = {f"y_{split}": np.array(NAMES)[labels] for split, labels in LABELS.items()}
+
+
+def test_labels_may_be_texts_which_are_the_names_of_the_classes(save):
+    for changed in ({}, {name: texts.astype("S") for name, texts in TEXTS.items()}):
+        stored = read(save({**keras_arrays(3), **TEXTS, **changed}))
+        assert stored.class_names == tuple(NAMES)  # sorted
+        check_images(stored, 3)
+    turned = read(save({**keras_arrays(), **TEXTS, "class_names": np.array(NAMES[::-1])}))
+    assert turned.class_names == tuple(NAMES[::-1])
+    np.testing.assert_array_equal(turned.train.labels, 2 - LABELS["train"])
+
+
+def test_many_labels_are_no_endless_list_of_members(tmp_path):
+    """More than a MiB of them, not compressed, were called damage."""
+    num = 140_000
+    pixels, labels = np.zeros((num, 1, 1), np.uint8), np.arange(num) % 2
+    arrays = {"x_train": pixels, "y_train": labels, "x_test": pixels, "y_test": labels}
+    np.testing.assert_array_equal(read(write_npz(tmp_path / "x.npz", arrays)).test.labels, labels)
 
 
 def test_labels_may_be_of_any_whole_type(save):
@@ -99,7 +122,11 @@ ARRAYS = [
     ({"x_test": noise("test")}, "one is grey and one has colours"),
     ({"y_test": TEST[:-1]}, r"of shape \(5,\), expected .* \(6,\)"),
     ({"y_test": np.eye(3, dtype=int)[TEST]}, r"y_test\.argmax\(1\)"),
-    ({"y_test": TEST / 1}, "y_test has float64"),
+    ({"y_test": TEST / 1}, r"y_test has float64 .*; store y_test\.astype\(int\) if"),
+    ({"y_test": TEXTS["y_test"]}, "one are texts and one are numbers; store both as texts"),
+    ({**TEXTS, "y_test": np.array(["cow"] * 6)}, "test image 0 has the label 'cow', .* 3 classes"),
+    ({**TEXTS, "class_names": np.array(["cat"])}, "train image 1 has the label 'dog'"),
+    ({**TEXTS, "y_train": np.array([b"a\xff"] * 12)}, r"class 0, 'a\\xff', is .* rename"),
     ({"y_test": TEST - 1}, "test image 0 has the label -1"),
     ({"y_test": TEST + 1}, "test image 2 has the label 3"),
     ({"y_train": TRAIN * 2}, "no train image has label 1"),

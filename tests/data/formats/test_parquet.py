@@ -35,8 +35,20 @@ def test_pixels_labels_and_class_names_are_those_of_the_table(tmp_path, layout):
     stored = read(write_parquet(tmp_path, layout))
     assert holds(tmp_path)
     assert stored.class_names == tuple(NAMES)
+    assert stored.notes == ()
     check_images(stored, 3)
     assert stored.train.load.name_of(7) == f"{tmp_path / layout.format('train')}: row 7"
+
+
+def test_labels_may_be_texts_and_a_split_beside_the_test_is_told(tmp_path):
+    texts = {split: pa.array(np.array(NAMES)[labels]) for split, labels in LABELS.items()}
+    texts["test"] = texts["test"].dictionary_encode()
+    write_parquet(tmp_path, **{split: table(split, label=texts[split]) for split in texts})
+    train(tmp_path).with_name("validation-0.parquet").write_bytes(train(tmp_path).read_bytes())
+    stored = read(tmp_path)
+    assert stored.class_names == tuple(NAMES)
+    check_images(stored, 3)
+    assert stored.notes == (f"{tmp_path}: not read: validation",)
 
 
 def test_several_files_are_read_in_the_order_of_their_names(tmp_path):
@@ -108,7 +120,7 @@ REFUSED = [
     (lambda path: path.write_bytes(path.read_bytes()[:-9]), "cannot be read"),
     (lambda path: next(path.parent.glob("test*")).unlink(), "files of train, exp"),
     (rename, "has parquet files of no split, expected train and one of test"),
-    (lambda path: write_labels(path, ["a"] * 12), "label has the type string"),
+    (lambda path: write_labels(path, ["a"] * 12), "one are texts and one are numbers"),
     (lambda path: pq.write_table(table("train")[:0], path), "there are no train images"),
     (lambda path: (path.unlink(), os.mkfifo(path)), "is not a regular file"),  # nobody waits
 ]

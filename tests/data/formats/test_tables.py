@@ -75,8 +75,8 @@ REFUSED = [
         r"image has the type list<.*, expected encoded images .* datasets\.Image\(\)",
     ),
     (
-        schema(None, image=IMAGE, label=pa.string()),
-        r"label has the type string, .* class_encode_column\('label'\)",
+        schema(None, image=IMAGE, label=pa.float32()),
+        r"label has the type float, .* class_encode_column\('label'\)",
     ),
     (
         pa.schema([("image", IMAGE), ("label", pa.int8()), ("label", pa.int8())]),

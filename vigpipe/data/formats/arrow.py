@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vigpipe.data.formats import tables
-from vigpipe.data.formats.labels import check_labels
 from vigpipe.data.per_process import PerProcess
 from vigpipe.data.stored import Stored, StoredImages
 from vigpipe.errors import InputError
@@ -41,16 +40,20 @@ def holds(path: Path) -> bool:
 def read(root: Path) -> Stored:
     """Map the files, and read the labels and the names of the classes."""
     tables.need_pyarrow(root)
-    paths = {name: _files(root / name) for name in _splits(root)}
+    splits = _splits(root)
+    used = "train", next(name for name in tables.TEST_SPLITS if name in splits)
+    paths = {name: _files(root / name) for name in used}
     columns = tables.check_same(
         {path: _columns(path) for files in paths.values() for path in files}
     )
     train, test = (_read_split(files, columns) for files in paths.values())
-    class_names = check_labels(train.labels, test.labels, columns.class_names, str(root))
-    return Stored(class_names, train, test)
+    return tables.stored(
+        root, train, test, columns.class_names, [name for name in splits if name not in used]
+    )
 
 
-def _splits(root: Path) -> tuple[str, str]:
+def _splits(root: Path) -> list[str]:
+    """List the splits, train and one for testing among them."""
     if not os.path.isfile(root / _SPLITS):
         raise InputError(
             f"{root}: is a single split, expected a DatasetDict of train and test; cut it with "
@@ -60,9 +63,8 @@ def _splits(root: Path) -> tuple[str, str]:
     names = table.get("splits") if isinstance(table, dict) else None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise InputError(f"{root / _SPLITS}: has no list `splits`; save the data set again")
-    for test in tables.TEST_SPLITS:
-        if "train" in names and test in names:
-            return "train", test
+    if "train" in names and not set(names).isdisjoint(tables.TEST_SPLITS):
+        return names
     raise InputError(
         f"{root}: has the splits {escaped(', '.join(names)) or 'none'}, expected train and one of "
         f"{', '.join(tables.TEST_SPLITS)}; rename or cut them with datasets, and save them again"

@@ -41,9 +41,9 @@ def holds(path: Path) -> bool:
 def read(root: Path) -> Stored:
     """Read the headers and the labels; compressed pixels are unpacked, which finds their damage."""
     train, test = (_read_split(root, stem) for stem in _STEMS)
-    class_names = check_labels(train.labels, test.labels, listed_names(root), str(root))
+    labels = check_labels(train.labels, test.labels, listed_names(root), str(root))
     # Mirroring is left out because most data sets of this format are characters.
-    return Stored(class_names, train, test, Look(channels=1, flip=False, is_encoded=False))
+    return Stored(labels.names, train, test, Look(channels=1, flip=False, is_encoded=False))
 
 
 def _read_split(root: Path, stem: str) -> StoredImages:

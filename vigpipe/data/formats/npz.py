@@ -21,6 +21,7 @@ from vigpipe.data.formats.arrays import (
     unpack_pixels,
 )
 from vigpipe.data.formats.labels import check_labels
+from vigpipe.data.left_out import not_read
 from vigpipe.data.per_process import PerProcess
 from vigpipe.data.stored import Look, Stored, StoredImages
 from vigpipe.errors import InputError
@@ -72,12 +73,13 @@ def read(path: Path) -> Stored:
             f"{path}: of {naming[0]} and {naming[2]}, one is grey and one has colours; store both "
             "with the same channels"
         )
-    class_names = check_labels(train_labels, test_labels, names, str(path))
-    train = StoredImages(train_labels, _images(arrays[0]))
-    test = StoredImages(test_labels, _images(arrays[2]))
+    labels = check_labels(train_labels, test_labels, names, str(path))
+    train = StoredImages(labels.train, _images(arrays[0]))
+    test = StoredImages(labels.test, _images(arrays[2]))
     is_grey = channels == {1}
     look = Look(channels=1 if is_grey else 3, flip=not is_grey, is_encoded=False)
-    return Stored(class_names, train, test, look)
+    notes = not_read(str(path), [name for name in members if name not in (*naming, _CLASS_NAMES)])
+    return Stored(labels.names, train, test, look, notes)
 
 
 @dataclass(frozen=True)
@@ -180,13 +182,22 @@ def _check_images(array: _Array) -> int:
 
 def _read_labels(archive: zipfile.ZipFile, images: _Array, labels: _Array) -> np.ndarray:
     num_images = images.shape[0]
-    if labels.dtype.kind not in "iu" or labels.shape not in ((num_images,), (num_images, 1)):
+    is_one_each = labels.shape in ((num_images,), (num_images, 1))
+    if labels.dtype.kind not in "iuUS" or not is_one_each:
+        advice = f"of rows with a 1 for the class take {labels.name}.argmax(1)"
+        if is_one_each:
+            advice = f"store {labels.name}.astype(int) if they are whole"
         raise InputError(
-            f"{labels} has {labels.dtype} of shape {labels.shape}, expected whole numbers of shape "
-            f"({num_images},), one for each image of {images.name}; of rows with a 1 for the class "
-            f"take {labels.name}.argmax(1)"
+            f"{labels} has {labels.dtype} of shape {labels.shape}, expected whole numbers or texts "
+            f"of shape ({num_images},), one for each image of {images.name}; {advice}"
         )
-    return _read_numbers(archive, labels).reshape(-1).astype(np.int64)
+    found = _read_numbers(archive, labels).reshape(-1)
+    if found.dtype.kind in "iu":
+        return found.astype(np.int64)
+    texts = found.tolist()  # This refuses what are no characters of Unicode.
+    if found.dtype.kind == "S":  # What is not UTF-8 is refused as the name of a class.
+        texts = [text.decode("utf-8", "surrogateescape") for text in texts]
+    return np.array(texts, dtype=np.str_)
 
 
 def _read_names(archive: zipfile.ZipFile, names: _Array) -> list[str]:
@@ -199,8 +210,11 @@ def _read_names(archive: zipfile.ZipFile, names: _Array) -> list[str]:
 
 
 def _read_numbers(archive: zipfile.ZipFile, array: _Array) -> np.ndarray:
-    """Read an array into memory; zipfile compares its checksum."""
-    with archive.open(f"{array.name}.npy") as stream:
-        content = stream.read()
+    """Read an array into memory, piece by piece; zipfile compares its checksum."""
+    info = archive.getinfo(f"{array.name}.npy")
+    content = memoryview(bytearray(info.file_size))
+    with archive.open(info) as stream:
+        if missing := npy.fill(content, stream):
+            raise EOFError(f"{missing} bytes of {array.name} are missing")
     start = len(content) - array.num_bytes
     return np.frombuffer(content[start:], array.dtype).reshape(array.shape)

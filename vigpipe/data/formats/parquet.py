@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vigpipe.data.formats import tables
-from vigpipe.data.formats.labels import check_labels
 from vigpipe.data.per_process import PerProcess
 from vigpipe.data.stored import Stored, StoredImages
 from vigpipe.errors import InputError
@@ -70,8 +69,9 @@ def read(root: Path) -> Stored:
             f"{_SAVE}"
         )
     train, test = (_read_split(split) for split in files.values())
-    class_names = check_labels(train.labels, test.labels, columns.class_names, str(root))
-    return Stored(class_names, train, test)
+    return tables.stored(
+        root, train, test, columns.class_names, [name for name in paths if name not in files]
+    )
 
 
 @dataclass(frozen=True)

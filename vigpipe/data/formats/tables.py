@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from vigpipe.data.formats.labels import check_labels
 from vigpipe.data.images import LARGEST_BYTES, NOT_THE_FILES_FAULT, decode
+from vigpipe.data.left_out import not_read
 from vigpipe.data.per_process import PerProcess
+from vigpipe.data.stored import Stored, StoredImages
 from vigpipe.errors import InputError, UnreadableImage
 from vigpipe.files.names import escaped
 from vigpipe.files.untrusted import no_duplicates
@@ -130,8 +133,8 @@ def find_columns(schema: "pa.Schema", where: Path) -> Columns:
     """Find the columns of the images and of their labels.
 
     Hugging Face's description in the schema says which columns are images and class labels. Without
-    one, images are the structure with the field `bytes`, and labels the integers called `label` or
-    `labels`. No such column, several, or one of another type are an InputError.
+    one, images are the structure with the field `bytes`, and labels the integers or texts called
+    `label` or `labels`. No such column, several, or one of another type are an InputError.
     """
     import pyarrow as pa
 
@@ -161,10 +164,10 @@ def find_columns(schema: "pa.Schema", where: Path) -> Columns:
         types,
         where,
     )
-    if not pa.types.is_integer(types[label]):
+    if not pa.types.is_integer(types[label]) and not _is_text(types[label]):
         raise InputError(
             f"{where}: the column {escaped(label)} has the type {escaped(str(types[label]))}, "
-            f"expected a whole number for each image; save the data set after "
+            f"expected a whole number or a text for each image; save the data set after "
             f"class_encode_column({escaped(label)!r})"
         )
     return Columns(image, label, _class_names(features.get(label), where))
@@ -201,6 +204,13 @@ def _has_bytes(type_: "pa.DataType") -> bool:
         return False
     bytes_type = type_.field(BYTES).type
     return pa.types.is_binary(bytes_type) or pa.types.is_large_binary(bytes_type)
+
+
+def _is_text(type_: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    value_type = type_.value_type if pa.types.is_dictionary(type_) else type_
+    return pa.types.is_string(value_type) or pa.types.is_large_string(value_type)
 
 
 def _only(
@@ -251,7 +261,7 @@ def check_same(columns: Mapping[Path, Columns]) -> Columns:
 
 
 def read_labels(column: "pa.ChunkedArray", path: Path) -> np.ndarray:
-    """Turn a column of whole numbers into an array, (n,) int64; refuse rows without a label."""
+    """Turn a column of labels into an array, (n,), of int64 or texts; refuse rows without one."""
     import pyarrow as pa
 
     column.validate(full=True)
@@ -260,7 +270,26 @@ def read_labels(column: "pa.ChunkedArray", path: Path) -> np.ndarray:
             f"{path}: {column.null_count} of {len(column)} rows have no label; leave them out, or "
             "take another split"
         )
+    if _is_text(column.type):
+        return column.cast(pa.large_string()).to_numpy()
     return column.cast(pa.int64()).to_numpy().copy()
+
+
+def stored(
+    root: Path,
+    train: StoredImages,
+    test: StoredImages,
+    class_names: Sequence[str] | None,
+    others: Sequence[str],
+) -> Stored:
+    """Number labels that are texts, and join the splits; `others` are those that are not read."""
+    labels = check_labels(train.labels, test.labels, class_names, str(root))
+    return Stored(
+        labels.names,
+        replace(train, labels=labels.train),
+        replace(test, labels=labels.test),
+        notes=not_read(str(root), others),
+    )
 
 
 def encoded(column: "pa.ChunkedArray") -> "pa.ChunkedArray":
