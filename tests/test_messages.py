@@ -1,6 +1,9 @@
 """What others have chosen is printed as text, on the line that it is in, whoever reads it."""
 
+import io
 import json
+import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from tests.planning.profiles import make_piece, make_profile
 from tests.test_cli import make_pictures
 from vigpipe.checkpoint.weights_file import save_weights
 from vigpipe.cli import main
-from vigpipe.messages import LONGEST_SENTENCE, one_line, tell
+from vigpipe.messages import LONGEST_SENTENCE, one_line, safe_streams, tell
 from vigpipe.model.variants import create_model
 from vigpipe.planning.profile import write_profile
 
@@ -42,6 +45,36 @@ def test_numbers_and_names_without_end_are_told_by_their_ends():
     assert len(sentence) == LONGEST_SENTENCE + 1
     assert sentence.startswith("a a a ")
     assert sentence.endswith(" a end")
+
+
+def test_any_text_can_be_printed_whatever_the_streams_are(capfd, monkeypatch):
+    """Symptom: a traceback, or an exit code without a word, with `>&-`, a full disk and in ASCII."""
+    reader, gone = os.pipe()
+    os.close(reader)
+    full, file = os.open("/dev/full", os.O_WRONLY), os.dup(1)
+    said = "vigpipe: stdout: cannot be written ({}), so that the rest of it is left out; "
+    for descriptor, code, why in (
+        (file, 0, ""),
+        (gone, 141, ""),
+        (full, 2, said.format("No space left on device")),
+        (None, 2, said.format("Bad file descriptor")),
+    ):
+        os.close(1) if descriptor is None else os.dup2(descriptor, 1)
+        ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+        monkeypatch.setattr(sys, "stdout", ascii_only)
+        monkeypatch.setattr(sys, "__stdout__", ascii_only)
+        with safe_streams() as stdout:
+            print("2×2\udcff")
+            sys.stdout.flush()
+            assert stdout.exit_code() == code
+        assert sys.stdout is ascii_only
+        os.dup2(file, 1)
+        out, err = capfd.readouterr()
+        assert out == ("2\\xd72\\udcff\n" if descriptor == file else "")
+        assert err.startswith(why)
+        assert err.count("\n") == bool(why)
+    for descriptor in (gone, full, file):
+        os.close(descriptor)
 
 
 # ---- every reader of what others have written --------------------------------------------------

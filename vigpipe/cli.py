@@ -151,7 +151,7 @@ def make_app(arguments: list[str]) -> App:
         draw_graph(config)
 
     @app.command
-    def predict(*images: Path, config: Options[PredictConfig]) -> int:
+    def predict(*images: Path, config: Options[PredictConfig]) -> int | None:
         """Print the five most likely classes of images, or of the nodes of a graph.
 
         Args:
@@ -269,7 +269,7 @@ def make_app(arguments: list[str]) -> App:
         print(table_of(run))
 
     @checkpoint.command
-    def verify(*places: Path) -> int:
+    def verify(*places: Path) -> int | None:
         """Read every byte, and say which checkpoints are whole; exit code 2 if one is not.
 
         Args:
@@ -277,7 +277,7 @@ def make_app(arguments: list[str]) -> App:
         """
         from vigpipe.commands.checkpoint import verify_all
 
-        return verify_all(places, print)
+        return verify_all(places, print) or None
 
     @checkpoint.command
     def export(

@@ -1,14 +1,13 @@
 """What a process of `vigpipe predict` does: print the most likely classes of images, or nodes."""
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from vigpipe.config.verbs import PredictConfig
 from vigpipe.data.images import read_image
 from vigpipe.data.left_out import unreadable
-from vigpipe.errors import DONE, NOBODY_READS, InputError
+from vigpipe.errors import DONE, InputError
 from vigpipe.inference.graph_description import graph_model_in
 from vigpipe.inference.predict import list_files, predict, prepare_prediction
 from vigpipe.inference.predict_nodes import predict_nodes, prepare_node_prediction
@@ -65,13 +64,8 @@ def start_or_predict(
         if graph is None
         else predict_nodes(rank_state, graph, config.split)
     )
-    is_json, somebody_reads = config.format == "json", True
+    is_json = config.format == "json"
     for prediction in predictions:
-        if rank_state.is_writer and somebody_reads:
-            try:
-                print(prediction.as_json() if is_json else prediction.as_text())
-            except BrokenPipeError:  # `vigpipe predict ... | head` ends so
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                somebody_reads = False
-    # A code other than 0 of one of several ranks would end the others before they are done.
-    return DONE if somebody_reads or world_size > 1 else NOBODY_READS
+        if rank_state.is_writer:
+            print(prediction.as_json() if is_json else prediction.as_text())
+    return DONE

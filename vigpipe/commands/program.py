@@ -11,10 +11,10 @@ from cyclopts.config import Dict
 from vigpipe.commands.arguments import check_values, with_negative_values, wrong_use
 from vigpipe.commands.help import help_text, wants_help
 from vigpipe.config.files import read_config_file
-from vigpipe.errors import DONE, INTERRUPTED, NOBODY_READS, WRONG_INPUT, InputError
+from vigpipe.errors import INTERRUPTED, WRONG_INPUT, InputError
 from vigpipe.launch.environment import threads_per_rank
 from vigpipe.launch.second_signal import SecondSignal
-from vigpipe.messages import name_program, tell
+from vigpipe.messages import name_program, safe_streams, tell
 
 
 def run_program(
@@ -24,31 +24,27 @@ def run_program(
 
     `make_app` makes the parser of these arguments; `configured` are the commands with --config.
     """
-    try:
-        with SecondSignal([signal.SIGINT]):
-            code = _run(make_app, configured, list(arguments))
-        sys.stdout.flush()  # here, not when Python ends, a reader that has gone is an exit code
-    except BrokenPipeError:  # `vigpipe report --help | head`: nobody reads on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes there
-        return NOBODY_READS
-    return code
+    with safe_streams() as stdout, SecondSignal([signal.SIGINT]):
+        code = _run(make_app, configured, list(arguments))
+        sys.stdout.flush()
+        return stdout.exit_code() if code is None else code
 
 
 def _run(
     make_app: Callable[[list[str]], App], configured: Collection[str], arguments: list[str]
-) -> int:
+) -> int | None:
+    """Return the exit code, or None if the command has printed its result, and that was all."""
     try:
         options, path = read_config_file(arguments)
         app = make_app(arguments)
         name_program(app.name[0])
         if wants_help(app, arguments):
             print(help_text(app, arguments))
-            return DONE
+            return None
         threads_per_rank(None, 1, os.environ)  # refuses what OpenMP would end torch for
         app.config = (Dict(dict.fromkeys(configured, options), source=path), check_values)
         words = with_negative_values(arguments)
-        code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
-        return DONE if code is None else code
+        return app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except (CycloptsError, InputError) as error:
         tell(wrong_use(error) if isinstance(error, CycloptsError) else str(error))
         return WRONG_INPUT

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vigpipe.config.options import TrainConfig, as_given, check_numbers, given
 from vigpipe.config.verbs import PredictConfig
-from vigpipe.errors import InputError
+from vigpipe.errors import DONE, InputError
 from vigpipe.launch.environment import from_environment
 from vigpipe.launch.failures import Advice, run_rank
 from vigpipe.launch.local import preload
@@ -18,8 +18,13 @@ OF_GRAPHS = ("data_dir", "download", "split", "seed")
 _CHECKED = ("seed", "image_size", "batch_size", "threads", "timeout")  # as those of train
 
 
-def run_predict(config: PredictConfig, images: Sequence[Path], arguments: Sequence[str]) -> int:
-    """Run `vigpipe predict` on files and folders, with ranks as for training; return the code."""
+def run_predict(
+    config: PredictConfig, images: Sequence[Path], arguments: Sequence[str]
+) -> int | None:
+    """Run `vigpipe predict` on files and folders, with ranks as for training.
+
+    Return the exit code; None if the result is what this process has printed.
+    """
     launch = from_environment(os.environ)
 
     def run() -> int:
@@ -34,7 +39,9 @@ def run_predict(config: PredictConfig, images: Sequence[Path], arguments: Sequen
     if config.data is None:
         memory = "take a smaller --batch-size, more --microbatches, or more memory"
         advice = Advice(memory, None if config.skip_bad_images else SKIP)
-    return run_rank(run, launch, advice=advice)
+    code = run_rank(run, launch, advice=advice)
+    # A code other than 0 of one of several ranks would end the others before they are done.
+    return None if code == DONE and launch.world_size == 1 else code
 
 
 def _check(config: PredictConfig, images: Sequence[Path]) -> None:
