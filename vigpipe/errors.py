@@ -1,5 +1,9 @@
 """Define the errors that users meet, and the exit codes of all commands."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
 DONE = 0
 # `vigpipe check` found a difference; this is also Python's code for an unexpected exception.
 DIFFERS = 1
@@ -17,6 +21,19 @@ class InputError(ValueError):
     The sentence says what is wrong and where, what was expected and found, and what to change.
     Commands print it to stderr without a traceback and exit with code 2.
     """
+
+    # Who finds it, of the ranks of a job that have not met: this one, all of a host, or all.
+    found_by: Literal["rank", "host", "job"] = "rank"
+
+
+@contextmanager
+def found_by(who: Literal["host", "job"]) -> Iterator[None]:
+    """Note who finds the errors of this context."""
+    try:
+        yield
+    except InputError as error:
+        error.found_by = who
+        raise
 
 
 class TooLarge(InputError):

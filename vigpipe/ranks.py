@@ -17,7 +17,7 @@ from vigpipe.config.files import as_toml
 from vigpipe.config.options import TrainConfig
 from vigpipe.config.replication import OUTLIVING
 from vigpipe.config.verbs import PredictConfig
-from vigpipe.errors import DONE, INTERRUPTED, NOT_FINITE, SAVED, WRONG_INPUT, InputError
+from vigpipe.errors import DONE, INTERRUPTED, NOT_FINITE, SAVED, WRONG_INPUT, InputError, found_by
 from vigpipe.launch.device import (
     allow_tf32,
     count_gpus,
@@ -77,7 +77,9 @@ def run_world(
     num_hosts = None
     if config.replay is not None and config.gossip_between == "hosts":
         num_hosts = recorded_replicas(config.replay)
-    run = prepare(config, weight_dtype(config.dtype), ranks_on_host=on_host, num_hosts=num_hosts)
+    with found_by("host"):
+        dtype = weight_dtype(config.dtype)
+        run = prepare(config, dtype, ranks_on_host=on_host, num_hosts=num_hosts)
     world_size = run.layout.world_size
     if trains and launch.launcher != "local" and not count_gpus(config.device):
         check_room(run, world_size if launch.launcher == "alone" else launch.local_world_size)
@@ -100,7 +102,8 @@ def run_world(
     starts_ranks = launch.launcher == "alone" and (world_size > 1 or config.max_restarts > 0)
     threads = threads_per_rank(config.threads, world_size if starts_ranks else launch, os.environ)
     if trains and launch.launcher != "local":  # those were checked before they were started
-        check_training(run, threads)
+        with found_by("host"):
+            check_training(run, threads)
     goes_on = _goes_on(config)
     advice = ", or go on with --resume auto" if trains else ""
     if starts_ranks:
@@ -241,8 +244,10 @@ def _largest_pipeline(config: TrainConfig, launch: Launch) -> int:
 
 def set_up_rank(options: TrainConfig | PredictConfig, layout: Layout, launch: Launch) -> int | None:
     """Set this rank's threads, allocator and precision; return its GPU's number, if it has one."""
-    layout.check_world(launch.world_size)
-    gpu = choose_gpu(options.device, launch, count_gpus(options.device, can_compute=True))
+    with found_by("job"):
+        layout.check_world(launch.world_size)
+    with found_by("host"):
+        gpu = choose_gpu(options.device, launch, count_gpus(options.device, can_compute=True))
     torch.set_num_threads(threads_per_rank(options.threads, launch, os.environ))
     if launch.rank > 0:
         be_silent()

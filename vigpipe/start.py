@@ -9,7 +9,7 @@ from vigpipe.config.of_weights import follow_weights
 from vigpipe.config.options import TrainConfig, flag
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.config.resolve import resolved
-from vigpipe.errors import InputError
+from vigpipe.errors import InputError, found_by
 from vigpipe.launch.environment import Launch, from_environment, threads_per_rank
 from vigpipe.launch.failures import Advice, run_rank
 from vigpipe.launch.local import preload
@@ -53,11 +53,12 @@ def run_on_ranks(
         return resolve_name(work)(*rank_arguments, **options or {})
 
     def run() -> int:
-        threads_per_rank(config.threads, 1, os.environ)  # refuses too many before torch starts any
-        followed = follow_weights(config)
-        if check is not None:
-            check(followed)
-        _check_options(followed, launch, trains=trains, any_strategy=trains or any_strategy)
+        with found_by("job"):
+            threads_per_rank(config.threads, 1, os.environ)  # before torch starts too many
+            followed = follow_weights(config)
+            if check is not None:
+                check(followed)
+            _check_options(followed, launch, trains=trains, any_strategy=trains or any_strategy)
         _preload(followed, launch, main)
         # torch is imported here, while the process that ranks are forked from imports it too.
         from vigpipe.ranks import run_world

@@ -1,6 +1,7 @@
 """Which failure is told, by whom, and with which exit code."""
 
 import json
+import socket
 import time
 
 import pytest
@@ -14,6 +15,7 @@ from vigpipe.launch.environment import Launch
 
 ALONE = Launch(0, 1, 0, 1, "alone", None, "job")
 RANK_1 = Launch(1, 2, 1, 2, "torchrun", "env://", "job")
+HOST = socket.gethostname()
 LOST = "[/src/gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:9"
 
 
@@ -40,6 +42,26 @@ def test_the_record_of_an_earlier_run_goes(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("found_by", "rank", "local_rank", "told"),
+    [
+        *((who, 0, 0, "vigpipe: no data\n") for who in ("rank", "host", "job")),
+        ("job", 2, 0, ""),
+        ("host", 2, 0, f"vigpipe: {HOST}: no data\n"),
+        ("host", 3, 1, ""),
+        ("rank", 3, 1, f"vigpipe: {HOST}: no data\n"),
+    ],
+)
+def test_wrong_input_is_told_by_rank_0_and_where_it_may_differ(
+    found_by, rank, local_rank, told, capfd
+):
+    """Symptom: 512 ranks of srun said the same sentence."""
+    error = InputError("no data")
+    error.found_by = found_by
+    assert run(error, Launch(rank, 4, local_rank, 2, "torchrun", "env://", "job")) == 2
+    assert capfd.readouterr().err == told
+
+
 OLD_NEWS = ({"kind": "lost peer"}, {"job": "another"}, {"time": 0.0})
 OWN_NEWS = "vigpipe: rank 1 lost a peer: RuntimeError: Connection closed by peer [127.0.0.1]:9\n"
 
@@ -54,7 +76,7 @@ OWN_NEWS = "vigpipe: rank 1 lost a peer: RuntimeError: Connection closed by peer
         (UnreadableImage("x.png: bad"), ALONE, {}, 2, "vigpipe: x.png: bad, or skip it\n"),
         # A mistake of all ranks is told by rank 0, and one of a single rank by that rank.
         (InputError("no such plan"), RANK_1, {"message": "no such plan"}, 2, ""),
-        (InputError("no data"), RANK_1, {"message": "another"}, 2, "vigpipe: no data\n"),
+        (InputError("no data"), RANK_1, {"message": "another"}, 2, f"vigpipe: {HOST}: no data\n"),
         # Who loses a peer is silent if the cause is known.
         (RuntimeError(LOST), RANK_1, {"message": "KeyError: 'x'"}, 70, ""),
         *((RuntimeError(LOST), RANK_1, {"message": "x", **o}, 70, OWN_NEWS) for o in OLD_NEWS),

@@ -11,10 +11,11 @@ from cyclopts.config import Dict
 from vigpipe.commands.arguments import check_values, with_negative_values, wrong_use
 from vigpipe.commands.help import help_text, wants_help
 from vigpipe.config.files import read_config_file
-from vigpipe.errors import INTERRUPTED, WRONG_INPUT, InputError
+from vigpipe.errors import INTERRUPTED, WRONG_INPUT, InputError, found_by
 from vigpipe.launch.environment import threads_per_rank
+from vigpipe.launch.failures import tell_wrong_input
 from vigpipe.launch.second_signal import SecondSignal
-from vigpipe.messages import name_program, safe_streams, tell
+from vigpipe.messages import name_program, safe_streams
 
 
 def run_program(
@@ -35,7 +36,8 @@ def _run(
 ) -> int | None:
     """Return the exit code, or None if the command has printed its result, and that was all."""
     try:
-        options, path = read_config_file(arguments)
+        with found_by("host"):
+            options, path = read_config_file(arguments)
         app = make_app(arguments)
         name_program(app.name[0])
         if wants_help(app, arguments):
@@ -46,7 +48,10 @@ def _run(
         words = with_negative_values(arguments)
         return app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except (CycloptsError, InputError) as error:
-        tell(wrong_use(error) if isinstance(error, CycloptsError) else str(error))
+        if isinstance(error, CycloptsError):
+            error = InputError(wrong_use(error))
+            error.found_by = "job"
+        tell_wrong_input(error)
         return WRONG_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -33,7 +33,7 @@ from vigpipe.errors import (
 )
 from vigpipe.files.atomic import write_atomically
 from vigpipe.files.names import escaped
-from vigpipe.launch.environment import FOLDER_VARIABLE, LAUNCHER_VARIABLE, Launch
+from vigpipe.launch.environment import FOLDER_VARIABLE, LAUNCHER_VARIABLE, Launch, from_environment
 from vigpipe.launch.signals import handled_signals
 from vigpipe.messages import line
 
@@ -238,12 +238,37 @@ def _report(
         same = other["message"] == message or (not has_met and other["code"] == code == WRONG_INPUT)
         return other["rank"] < launch.rank and same
 
+    is_wrong_input = isinstance(error, InputError) and not has_met
     may_be_explained = kind == "lost peer" or (is_common and launch.rank > 0)
     if kind == "lost peer" and launch.launcher == "local":
         return code  # start_local sees which rank was killed or is frozen, and prints that
-    if not may_be_explained or not _appears(is_explained_by, launch, folders, began):
-        sys.stderr.write(text)  # one call, so that ranks do not mix their lines
+    if may_be_explained and _appears(is_explained_by, launch, folders, began):
+        return code
+    if is_wrong_input:
+        text = _wrong_input(error, launch)
+    sys.stderr.write(text)  # one call, so that ranks do not mix their lines
     return code
+
+
+def tell_wrong_input(error: InputError) -> None:
+    """Tell the user what is wrong with a command, once if a launcher has started it many times."""
+    try:
+        launch = from_environment(os.environ)
+    except InputError:
+        launch = from_environment({})
+    if launch.rank > 0:
+        time.sleep(CAUSE_SECONDS)  # launchers end rank 0 too once this rank has ended
+    sys.stderr.write(_wrong_input(error, launch))
+    sys.stderr.flush()
+
+
+def _wrong_input(error: InputError, launch: Launch) -> str:
+    """Return the line with which this rank speaks; empty where another rank says the same."""
+    if launch.rank == 0 or launch.launcher == "local":
+        return line(str(error))
+    if error.found_by == "job" or (error.found_by == "host" and launch.local_rank > 0):
+        return ""
+    return line(f"{socket.gethostname()}: {error}")
 
 
 def _record(launch: Launch, folders: Sequence[Path], **facts: Any) -> None:
