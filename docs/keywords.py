@@ -28,8 +28,9 @@ def text() -> str:
         if isinstance(node, ast.ClassDef) and node.name == options.TrainConfig.__name__
     )
     fields = [node for node in of_training.body if isinstance(node, ast.AnnAssign)]
-    types = (ast.unparse(_Keyword().visit(field.annotation)) for field in fields)
-    names = (ast.unparse(field.target) for field in fields)
+    names = [ast.unparse(field.target) for field in fields]
+    types = [ast.unparse(_Keyword().visit(field.annotation)) for field in fields]
+    types = [f"Path | {t}" if n in options.PLACES else t for n, t in zip(names, types, strict=True)]
     lines = (f"    {name}: {kind}\n" for name, kind in zip(names, types, strict=True))
     return head + "".join(lines).replace("'", '"')
 

@@ -114,6 +114,10 @@ WRONG = [
     ("--threads 0", "--threads 0"),
     ("--config a.toml", "a.toml", "cannot be read"),
     ("--config", "--config", "requires an argument"),
+    ("--config /proc/self/mem", "--config /proc/self/mem: cannot be read (Input/output error)"),
+    ("--stages /proc/self/mem", "/proc/self/mem: cannot be read (Input/output error)"),
+    (f"--replay {'x' * 300}", "--replay xxx", "cannot be read (File name too long)"),
+    (f"--resume {'x' * 300}", "xxx: cannot be read (File name too long)"),
     # What is empty, or cannot be kept or shown.
     ("--out ''", "--out: is empty; leave it out or give a value"),
     ("--out=", "--out: is empty"),

@@ -48,7 +48,7 @@ def test_numbers_and_names_without_end_are_told_by_their_ends():
 
 
 def test_any_text_can_be_printed_whatever_the_streams_are(capfd, monkeypatch):
-    """Symptom: a traceback, or an exit code without a word, with `>&-`, a full disk and in ASCII."""
+    """Symptom: a traceback, or an exit code and no word, with `>&-`, a full disk and ASCII."""
     reader, gone = os.pipe()
     os.close(reader)
     full, file = os.open("/dev/full", os.O_WRONLY), os.dup(1)

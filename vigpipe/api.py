@@ -11,11 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Unpack, get_args, get_type_hints
+from typing import IO, TYPE_CHECKING, Any, Unpack, get_type_hints
 
 from vigpipe.config.keywords import TrainKeywords
-from vigpipe.config.options import TrainConfig, flag
+from vigpipe.config.options import PLACES, TrainConfig, flag
 from vigpipe.config.recipes import MODEL_DEFAULTS
+from vigpipe.config.typed import checked, parts_of, typed
 from vigpipe.errors import DONE, NOT_FINITE, SAVED, WRONG_INPUT, InputError, TrainingError
 from vigpipe.files.untrusted import read_json
 from vigpipe.launch.child import child_process
@@ -88,6 +89,7 @@ class Training:
         return load(self.weights).model
 
 
+@typed
 def train(
     *,
     on_step: Callback | None = None,
@@ -120,8 +122,8 @@ def train(
         TrainingError: the run ended in another way.
         TypeError: there is no such option.
     """
-    out = options.pop("out", None)
     arguments = as_arguments(options)
+    out = options.pop("out", None)
     launch = from_environment(os.environ)
     if launch.world_size > 1:
         raise InputError(
@@ -131,8 +133,11 @@ def train(
         )
     if out is None and options.get("resume") == "auto":
         raise InputError("resume='auto': goes on with the run in out; name that folder")
-    folder = make_output_folder(None, ()) if out is None else Path(out)
-    arguments.append(f"{flag('out')}={folder}")
+    if out is None:
+        folder = make_output_folder(None, ())
+        arguments.append(f"{flag('out')}={folder}")
+    else:
+        folder = Path(out)
 
     def tell(row: Row) -> bool:
         """Call the callback for a row, and return whether the run is to stop."""
@@ -167,7 +172,12 @@ def as_arguments(options: Mapping[str, Any]) -> list[str]:
             raise TypeError(f"vigpipe.train has no option {name!r}{hint}")
         if value is None:
             continue
-        if isinstance(value, bool) and bool in (hints[name], *get_args(hints[name])):
+        types = parts_of(hints[name])
+        is_whole = type(value) is int and abs(value) < 1 << 63
+        if (name in PLACES and isinstance(value, Path)) or (is_whole and types[0] is str):
+            value = str(value)  # as fanout=10 is
+        value = checked(name, value, hints[name])
+        if isinstance(value, bool):
             words.append(flag(name) if value else flag(f"no_{name}"))
         else:
             words.append(f"{flag(name)}={value}")

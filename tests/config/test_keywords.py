@@ -5,7 +5,7 @@ from typing import get_args, get_type_hints
 
 from docs import keywords as written
 from vigpipe.config.keywords import TrainKeywords
-from vigpipe.config.options import TrainConfig
+from vigpipe.config.options import PLACES, TrainConfig
 
 
 def test_the_file_is_what_the_options_say():
@@ -18,6 +18,6 @@ def test_every_option_is_a_keyword_and_takes_what_the_command_takes():
     options, keywords = get_type_hints(TrainConfig), get_type_hints(TrainKeywords)
     assert keywords.keys() == options.keys()
     for name, hint in options.items():
-        has_path = Path in (hint, *get_args(hint))
-        assert keywords[name] == (hint | str if has_path else hint), name
+        has_path = Path in (hint, *get_args(hint)) or name in PLACES
+        assert keywords[name] == (hint | str | Path if has_path else hint), name
     assert not TrainKeywords.__required_keys__

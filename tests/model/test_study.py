@@ -6,6 +6,8 @@ import torch
 from tests.reference import PygStudy, assert_same_outcome
 from vigpipe.errors import InputError
 from vigpipe.model.study import VigStudy
+from vigpipe.model.variants import create_model
+from vigpipe.ops.grid import grid_neighbour_sum
 
 
 def random_images(*shape):
@@ -50,3 +52,12 @@ def test_other_images_and_classes_fit():
     model = VigStudy(3, 4, (3, 7))
     assert model(torch.rand(2, 4, 3, 7)).shape == (2, 3)
     assert model.boundary_shape(3) == (21, 4)
+
+
+def test_images_of_another_size_are_refused():
+    """Symptom: fewer pixels than the grid has nodes; C++ wrote behind them, and Python crashed."""
+    model = create_model("vig_study", num_classes=3, in_chans=3, img_size=8)
+    with pytest.raises(InputError, match="images of 4x4 pixels, expected 8x8"):
+        model(torch.zeros(2, 3, 4, 4))
+    with pytest.raises(ValueError, match=r"8 x 8 nodes are expected \(got 16\)"):
+        grid_neighbour_sum(torch.zeros(2, 16, 3), 8, 8)

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vigpipe.errors import InputError
-from vigpipe.files.untrusted import file_digest, read_json
+from vigpipe.files.untrusted import check_name, file_digest, read_json
 
 FORMAT = "vigpipe checkpoint 3"
 # Older formats, which are still read, with what they lack: --keep-best, and replicas that differ.
@@ -81,6 +81,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def checkpoints_at(place: Path, option: str = "") -> list[Path]:
     """List a run's checkpoints, newest first, or the one named; `option` begins the InputError."""
+    check_name(place)
     if (place / NAME).exists():
         return [place]
     if checkpoints := list_checkpoints(place):

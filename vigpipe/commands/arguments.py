@@ -3,8 +3,8 @@
 import difflib
 import re
 from collections.abc import Sequence
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from pathlib import Path
+from typing import get_args
 
 from cyclopts import (
     UNSET,
@@ -15,11 +15,11 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
+from vigpipe.config.typed import choices_of, expected
 from vigpipe.errors import InputError
 from vigpipe.files.names import escaped, is_plain
+from vigpipe.files.untrusted import check_name
 from vigpipe.messages import program
-
-_TYPES = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
 def with_negative_values(arguments: Sequence[str]) -> list[str]:
@@ -50,6 +50,11 @@ def check_values(app: App, commands: tuple[str, ...], arguments: ArgumentCollect
                     f"{argument.name} {escaped(token.value)}: has control characters, or bytes "
                     "that are not UTF-8; give text on one line"
                 )
+            if argument.hint is Path or Path in get_args(argument.hint):
+                try:
+                    check_name(token.value)
+                except InputError as error:
+                    raise InputError(f"{argument.name} {error}") from error
             if is_count and re.fullmatch(r"[+-]?[0-9]*\.[0-9]*", token.value.strip()):
                 raise InputError(f"{argument.name} {token.value}: must be a whole number")
 
@@ -63,24 +68,8 @@ def wrong_use(error: CycloptsError) -> str:
         token, name = error.token, error.token.keyword or error.argument.name
         where = "" if token.source in ("", "cli") else f"{token.source}: "
         value = escaped(token.value)
-        choices = _choices(error.argument.hint)
+        choices = choices_of(error.argument.hint)
         close = difflib.get_close_matches(value, choices, n=1)
         advice = f"; did you mean {close[0]}?" if close else ""
-        return f"{where}{name} {value}: must be {_expected(error.argument.hint)}{advice}"
+        return f"{where}{name} {value}: must be {expected(error.argument.hint)}{advice}"
     return str(error)
-
-
-def _choices(hint: Any) -> list[str]:
-    if get_origin(hint) is Literal:
-        return [str(choice) for choice in get_args(hint)]
-    return [choice for part in get_args(hint) for choice in _choices(part)]
-
-
-def _expected(hint: Any) -> str:
-    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    named = [_TYPES[part] for part in parts if part in _TYPES]
-    choices = _choices(hint)
-    if choices:
-        named.append(f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0])
-    others = [p for p in parts if p not in (*_TYPES, NoneType) and get_origin(p) is not Literal]
-    return " or ".join(named or [getattr(part, "__name__", str(part)) for part in others])

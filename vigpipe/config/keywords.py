@@ -32,7 +32,7 @@ class TrainKeywords(TypedDict, total=False):
     heads: int | None
     dtype: choices.Dtype
     tf32: bool
-    data: str
+    data: Path | str
     data_dir: Path | str
     download: bool
     image_size: int | str | None
@@ -127,7 +127,7 @@ class TrainKeywords(TypedDict, total=False):
     checkpoint_every: int | str
     keep: int
     keep_best: choices.KeepBest | None
-    resume: str | None
+    resume: Path | str | None
     max_restarts: int
     stop_before: str | None
     timing: bool

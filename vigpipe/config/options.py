@@ -20,6 +20,7 @@ from vigpipe.schedules import Schedule
 
 SMALL_IMAGE = 32  # pixels; test images up to this side are not cropped: every pixel counts
 _LARGEST_SIDE = 1 << 14
+PLACES = ("data", "resume")  # options that are text, and may name a file or folder
 MOST_EMA = 0.999999  # with 1 the average would be the random weights of the first step for ever
 _AUGMENTATION = ("random_crop", "auto_augment", "color_jitter", "erasing")
 

@@ -1,10 +1,13 @@
 """Read small files that anybody may have written: never more than a limit, never from a pipe."""
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
 import stat
 import tomllib
+from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -16,14 +19,30 @@ MOST_ROWS = 1 << 30  # bytes of the largest file with a row for every step
 MOST_TOML = 1 << 15  # largest TOML file: for a key of 64 KiB of dots, tomllib takes 20 s
 
 
+def check_name(path: Path | str) -> None:
+    """Raise InputError for a name that no file can have or be reached by; there may be none yet."""
+    with _refused(path):
+        try:
+            os.stat(path)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                raise
+
+
+@contextlib.contextmanager
+def _refused(path: Path | str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); check the file") from error
+    except ValueError as error:  # a zero byte in the name, or half a surrogate pair
+        raise InputError(f"{path}: is not a file name ({error}); give another") from error
+
+
 def opened(path: Path) -> BufferedReader:
     """Open a regular file; anything else is an InputError, and opening a pipe waits for nobody."""
-    try:
+    with _refused(path):
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:  # a zero byte in the name
-        raise InputError(f"{str(path)!r}: is not a file name ({error})") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise InputError(f"{path}: is not a regular file; give a file")
@@ -32,14 +51,14 @@ def opened(path: Path) -> BufferedReader:
 
 def file_digest(path: Path) -> tuple[int, str]:
     """Return the size in bytes and the SHA-256 of a regular file; InputError if there is none."""
-    with opened(path) as file:
+    with opened(path) as file, _refused(path):
         size = os.fstat(file.fileno()).st_size
         return size, hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
     """Read a regular file of at most `most` bytes; anything else is an InputError."""
-    with opened(path) as file:
+    with opened(path) as file, _refused(path):
         content = file.read(most + 1)
         size = os.fstat(file.fileno()).st_size
     if len(content) > most:

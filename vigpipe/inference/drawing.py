@@ -11,6 +11,7 @@ import numpy as np
 
 from vigpipe.config.verbs import MADE_BY_GRAPH
 from vigpipe.files.atomic import save_figure
+from vigpipe.files.figures import matplotlib_defaults
 from vigpipe.files.names import shortened
 from vigpipe.files.outputs import told_if_unwritable
 from vigpipe.inference.marks import POINTS_PER_INCH, draw_legend, mark
@@ -46,6 +47,7 @@ class Panel:
     note: str  # what the title says of the graph
 
 
+@matplotlib_defaults()
 def draw(pixels: np.ndarray, panels: Sequence[Panel], heading: Sequence[str], path: Path) -> None:
     """Draw the panels side by side, at most MAX_COLUMNS in a row, and write the file.
 

@@ -1,7 +1,6 @@
 """`vigpipe.load` and `vigpipe.predict`: use trained weights in a program or a notebook."""
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from vigpipe.config.typed import typed
 from vigpipe.data.images import read_image
 from vigpipe.errors import InputError
 from vigpipe.inference.description import ModelDescription, matching_weights, read_description
@@ -31,6 +31,7 @@ class Transform:
 
     description: ModelDescription
 
+    @typed
     def __call__(self, image: Image.Image | Path | str) -> Tensor:
         """Prepare one image, given as such or as the path of its file.
 
@@ -59,6 +60,7 @@ class LoadedModel(NamedTuple):
     class_names: tuple[str, ...]
 
 
+@typed
 def load(
     weights: Path | str,
     *,
@@ -82,13 +84,24 @@ def load(
         InputError: the file cannot be read, does not fit the model, or has metadata that cannot be
             used.
     """
-    path = Path(weights)
+    path, device = Path(weights), usable_device(device)
     size = None if image_size is None else str(image_size)
     description = read_description(path, model, size)
     built = build_from(path, description.build)
     if isinstance(built, VisionGnn):
         built.pretrained_cfg = cfg_of_file(built, path)
     return LoadedModel(built.to(device).eval(), Transform(description), description.names())
+
+
+def usable_device(device: torch.device | str) -> torch.device:
+    """Return a device as torch has it; InputError if this machine or this torch has none of it."""
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        why = str(error).splitlines()[0]
+        raise InputError(f"device={str(device)!r}: cannot be used here ({why}); use cpu") from error
+    return found
 
 
 def build_from(weights: Path, build: Callable[[], StagedModel]) -> StagedModel:
@@ -100,9 +113,10 @@ def build_from(weights: Path, build: Callable[[], StagedModel]) -> StagedModel:
     return built
 
 
+@typed
 def predict(
     weights: LoadedModel | Path | str,
-    images: Path | str | Sequence[Path | str],
+    images: Path | str | Iterable[Path | str],
     *,
     batch_size: int = 64,
 ) -> list[Prediction]:
@@ -125,7 +139,7 @@ def predict(
     loaded = weights if isinstance(weights, LoadedModel) else load(weights)
     if loaded is not weights and can_prepack(loaded.model, torch.float32):
         prepack(loaded.model)  # nobody else has this model
-    given = [images] if isinstance(images, str | os.PathLike) else images
+    given = [images] if isinstance(images, str | Path) else images
     paths = list_files([Path(path) for path in given])
     split = loaded.transform.description.split(paths)
     device = next(loaded.model.parameters()).device

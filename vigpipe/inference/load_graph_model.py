@@ -7,12 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vigpipe.config.typed import typed
 from vigpipe.graphs.features import are_sparse, for_model, in_memory
 from vigpipe.graphs.prepared.graph import PreparedGraph
 from vigpipe.graphs.samplers.whole import all_edges
 from vigpipe.graphs.sources import open_graph
 from vigpipe.inference.graph_description import GraphDescription, read_graph_description
-from vigpipe.inference.load import build_from
+from vigpipe.inference.load import build_from, usable_device
 from vigpipe.model.staged import StagedModel
 from vigpipe.ops.adjacency import Adjacency
 from vigpipe.ops.sparse_rows import SparseRows
@@ -44,6 +45,7 @@ class GraphTransform:
     description: GraphDescription
     device: torch.device
 
+    @typed
     def __call__(self, data: Path | str, *, data_dir: Path | str = "data") -> GraphInputs:
         """Prepare a graph.
 
@@ -87,6 +89,7 @@ class LoadedGraphModel(NamedTuple):
     class_names: tuple[str, ...]
 
 
+@typed
 def load_graph_model(
     weights: Path | str, *, device: torch.device | str = "cpu"
 ) -> LoadedGraphModel:
@@ -100,8 +103,8 @@ def load_graph_model(
         InputError: the file cannot be read, holds no graph model, or has metadata that cannot be
             used.
     """
-    path = Path(weights)
+    path, device = Path(weights), usable_device(device)
     description = read_graph_description(path)
     built = build_from(path, description.build).to(device).eval()
-    transform = GraphTransform(description, torch.device(device))
+    transform = GraphTransform(description, device)
     return LoadedGraphModel(built, transform, description.names())

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from vigpipe.config.typed import shown
 from vigpipe.errors import InputError
 from vigpipe.model.layer import Layer
 from vigpipe.model.pointwise import Pointwise
@@ -61,11 +62,12 @@ def prepack(model: StagedModel, dtype: torch.dtype = torch.float32) -> StagedMod
         InputError: this is no ViG in float32 on a CPU, it is prepacked already, or there are no
             kernels for the type.
     """
-    if not can_prepack(model, dtype):
+    if not isinstance(dtype, torch.dtype) or not can_prepack(model, dtype):
+        dtype_name = dtype if isinstance(dtype, torch.dtype) else shown(dtype)
         raise InputError(
             f"prepack: takes a ViG with float32 weights on a CPU that torch {torch.__version__} "
             f"has kernels of oneDNN for, once, and float32 or bfloat16 as type of the products "
-            f"(got {type(model).__name__}, {dtype}); use the model as it is"
+            f"(got {type(model).__name__}, {dtype_name}); use the model as it is"
         )
     for module in list(model.eval().modules()):
         for name, child in module.named_children():

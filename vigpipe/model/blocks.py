@@ -15,6 +15,27 @@ from vigpipe.model.patterns import grid_neighbours, pattern_neighbours, window_n
 from vigpipe.model.position import Grid, pooled_grid
 from vigpipe.model.slicing import divided_width
 
+LARGEST_SIDE = 1 << 14  # pixels
+MOST_CHANNELS = 1 << 20  # also classes
+
+
+def check_sizes(num_classes: int, in_chans: int, img_size: Grid, **rates: float) -> None:
+    """Raise InputError for sizes of a model of images, or rates of its masks, that none has."""
+    least = {"num_classes": (num_classes, 0), "in_chans": (in_chans, 1)}
+    for name, (value, smallest) in least.items():
+        if not smallest <= value <= MOST_CHANNELS:
+            raise InputError(f"{name}={value}: must be from {smallest} to {MOST_CHANNELS}")
+    check_image_size(img_size)
+    for name, value in rates.items():
+        if not 0 <= value < 1:
+            raise InputError(f"{name}={value}: must be at least 0 and below 1")
+
+
+def check_image_size(img_size: Grid) -> None:
+    """Raise InputError for a size in pixels that no image of a model has."""
+    if not all(1 <= side <= LARGEST_SIDE for side in img_size):
+        raise InputError(f"img_size={img_size}: each side must be from 1 to {LARGEST_SIDE} pixels")
+
 
 class FewNodesWarning(UserWarning):
     """Warns that images have too few nodes for k * dilation, so that these are lowered."""

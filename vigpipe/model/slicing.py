@@ -75,7 +75,7 @@ def bound(
 
 def divided_width(channels: int, num: int, where: str) -> int:
     """Return how many channels each of `num` sub-models has; InputError names them by `where`."""
-    if channels % num:
+    if num < 1 or channels % num:
         raise InputError(
             f"--dp {num}: {num} sub-networks cannot equally share the {channels} channels of "
             f"{where}; choose a divisor of {channels}"

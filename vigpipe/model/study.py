@@ -7,11 +7,15 @@ before the graph convolution are as in the study.
 
 from typing import Any, ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vigpipe.config.choices import Divided, Graph, Norm
+from vigpipe.config.typed import typed
+from vigpipe.errors import InputError
 from vigpipe.model.aggregate import neighbour_sum
+from vigpipe.model.blocks import check_sizes
 from vigpipe.model.graph import check_finite, check_neighbours, knn_graph
 from vigpipe.model.keyed_dropout import Draws, DropPath, KeyedDropout
 from vigpipe.model.norm import NORM_ROLES, BatchNorm, apply_norm, make_norm
@@ -185,11 +189,12 @@ class VigStudy(StagedModel):
 
     readout_names = ("fc1", "fc2", "dropout")
 
+    @typed
     def __init__(
         self,
         num_classes: int = 10,
         in_chans: int = 3,
-        img_size: Grid = (32, 32),
+        img_size: int | Grid = (32, 32),
         norm: Norm = "batch",
         drop_path_rate: float = 0.0,
         drop_rate: float = 0.0,
@@ -197,6 +202,9 @@ class VigStudy(StagedModel):
         narrow: int = 1,
         branch_rescale: bool = False,
     ) -> None:
+        img_size = (img_size, img_size) if isinstance(img_size, int) else img_size
+        rates = {"drop_path_rate": drop_path_rate, "drop_rate": drop_rate}
+        check_sizes(num_classes, in_chans, img_size, **rates)
         super().__init__(NUM_BLOCKS, num_classes)
         self.in_chans, self.img_size = in_chans, img_size
         if graph == "knn":
@@ -212,7 +220,7 @@ class VigStudy(StagedModel):
                 StudyHalf(in_chans, hidden, norm, rate, 2 * i + 1, rescale),
             )
         self.fc1 = nn.Linear(in_chans, 1024)
-        self.fc2 = nn.Linear(1024, num_classes)
+        self.fc2 = nn.Linear(1024, num_classes) if num_classes else nn.Identity()
         self.dropout = KeyedDropout(drop_rate, stream=2 * NUM_BLOCKS)
 
     def boundary_shape(self, block: int) -> tuple[int, ...]:
@@ -245,6 +253,11 @@ class VigStudy(StagedModel):
 
     def embed(self, images: Tensor) -> Tensor:
         """Turn pixels into nodes: (B, C, H, W) -> (B, N, C)."""
+        if not torch.compiler.is_compiling() and images.shape[2:] != self.img_size:
+            raise InputError(
+                f"vig_study: images of {images.shape[2]}x{images.shape[3]} pixels, expected "
+                f"{self.img_size[0]}x{self.img_size[1]}; make the model with their img_size"
+            )
         return images.flatten(2).transpose(1, 2).contiguous()
 
     def read_out(self, x: Tensor, draws: Draws | None) -> Tensor:

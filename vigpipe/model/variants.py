@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vigpipe.config.choices import MODELS, Divided, Impl, Norm
+from vigpipe.config.typed import typed
 from vigpipe.errors import InputError
 from vigpipe.files.weights_metadata import class_names, image_preparation, metadata_if_any
 from vigpipe.model.blocks import VigShape, reduced, stem_strides
@@ -59,6 +60,7 @@ def pretrained_cfg(name: str) -> dict[str, Any]:
     }
 
 
+@typed
 def create_model(
     name: str,
     *,
@@ -83,7 +85,7 @@ def create_model(
 
     Args:
         name: name of the model, such as `vig_ti_224`; `vigpipe.config.choices.MODELS` lists all.
-        num_classes: number of logits.
+        num_classes: number of logits; with 0 the model returns the readout's hidden layer.
         in_chans: channels of the images.
         img_size: height and width of the images in pixels, or one number for both; by default the
             size that the variant is designed for.
@@ -122,7 +124,7 @@ def create_model(
         "branch_rescale": branch_rescale,
     }
     if name == "vig_study":
-        common["img_size"] = img_size or (32, 32)
+        common["img_size"] = (32, 32) if img_size is None else img_size
         others = {
             "--aggregator": aggregator,
             "--stochastic-dilation": stochastic_dilation or None,

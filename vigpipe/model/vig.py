@@ -13,10 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from vigpipe.config.choices import Divided, Norm
+from vigpipe.config.typed import typed
 from vigpipe.model.aggregator import AGGREGATORS
 from vigpipe.model.blocks import (
     BlockSpec,
     VigShape,
+    check_image_size,
+    check_sizes,
     make_block_specs,
     reduced,
     stem_strides,
@@ -88,8 +91,8 @@ class VisionGnn(StagedModel):
         dtype: type of the weights.
 
     Raises:
-        InputError: an unknown policy or aggregator, a stem stride that the stem cannot have, or a
-            width that `narrow` does not divide.
+        InputError: a size or rate that no model has, an unknown policy or aggregator, a stem stride
+            that the stem cannot have, or a width that `narrow` does not divide.
     """
 
     stem_names = ("stem", "pos_embed")
@@ -98,6 +101,7 @@ class VisionGnn(StagedModel):
     output_fmt = "NHWC"
     tokens: Tokens | None = None
 
+    @typed
     def __init__(
         self,
         shape: VigShape,
@@ -126,6 +130,8 @@ class VisionGnn(StagedModel):
         stride = shape.stem_stride if stem_stride is None else stem_stride
         strides = stem_strides(len(shape.stem), stride)
         img_size = _pair(shape.img_size if img_size is None else img_size)
+        rates = {"drop_path_rate": drop_path_rate, "drop_rate": drop_rate}
+        check_sizes(num_classes, in_chans, img_size, **rates)
         grid = reduced(img_size, strides)
         specs_on = partial(make_block_specs, shape, graph, aggregator, stochastic_dilation)
         specs = specs_on(grid)
@@ -139,7 +145,7 @@ class VisionGnn(StagedModel):
         self.pretrained_cfg: dict[str, Any] = {}
         self._has_warned = False
 
-        rates = torch.linspace(0, drop_path_rate, sum(shape.blocks), device="cpu").tolist()
+        path_rates = torch.linspace(0, drop_path_rate, sum(shape.blocks), device="cpu").tolist()
         with torch.device(device) if device is not None else nullcontext():
             widths = tuple(shape.channels[0] // divisor for divisor in shape.stem)
             self.stem = ConvStem(in_chans, widths, strides, norm)
@@ -149,7 +155,7 @@ class VisionGnn(StagedModel):
                 if spec.rule is None:
                     self.backbone[str(i)] = Downsample(spec.before[1], spec.channels, norm)
                     continue
-                whole, rate = wide.channels[spec.stage], rates[spec.number]
+                whole, rate = wide.channels[spec.stage], path_rates[spec.number]
                 is_relative = shape.relative and spec.rule.policy in ("knn", "lookahead")
                 grapher = Grapher(
                     spec,
@@ -408,12 +414,14 @@ class VisionGnn(StagedModel):
             if num_classes:
                 raise ValueError("the readout was pruned; make the model anew for another one")
             return
+        check_sizes(num_classes, self.in_chans, self.img_size)
         self.num_classes = num_classes
         self.global_pool = self.global_pool if global_pool is None else global_pool
         self.prediction.reset(num_classes, self.global_pool)
 
     def set_input_size(self, img_size: int | Grid) -> None:
         """Resize the positional tables for images of another size, in pixels."""
+        check_image_size(_pair(img_size))
         self.img_size = _pair(img_size)
         self.grid = reduced(self.img_size, self.strides)
         self.specs = self._specs_on(self.grid)

@@ -35,6 +35,8 @@ class _GridSum(torch.autograd.Function):
 
 
 def _sum(x: Tensor, height: int, width: int) -> Tensor:
+    if x.shape[1] != height * width:
+        raise ValueError(f"{height} x {width} nodes are expected (got {x.shape[1]})")
     if x.dtype in (torch.float32, torch.float64) and can_call(x):
         x = x.contiguous()
         total = torch.empty_like(x)

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from vigpipe.errors import InputError
 
+LARGEST_WHOLE = 1 << 53  # charts have them as floating-point numbers
 LARGEST = 1e300  # arithmetic with larger numbers could overflow
 Value = TypeVar("Value")
 
@@ -49,6 +50,8 @@ class Fields:
         value = self._values.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise self.wrong(name, "a whole number from 0")
+        if value > LARGEST_WHOLE:
+            raise self.wrong(name, f"at most {LARGEST_WHOLE}")
         return value
 
     def numbers(self, name: str) -> list[float]:

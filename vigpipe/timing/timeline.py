@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vigpipe.files.atomic import save_figure
+from vigpipe.files.figures import matplotlib_defaults
 from vigpipe.spans import Span, by_rank, step_seconds
 from vigpipe.timing.boxes import by_look, explanation, label, places_of_stages
 
@@ -17,6 +18,7 @@ _MOST_LEGEND_COLUMNS = 9
 _HATCH_COLOUR = "#6b6b6b"
 
 
+@matplotlib_defaults()
 def draw_timeline(timelines: Mapping[str, Sequence[Span]], paths: Sequence[Path]) -> None:
     """Draw several steps, by the titles of their panels, on a common scale of time.
 
