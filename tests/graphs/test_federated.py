@@ -108,6 +108,9 @@ def test_wrong_use_is_one_sentence():
             {"microbatches": 5},
             f"--microbatches 5: a step of a replica {few} its own an epoch; choo",
         ),
-        ({"dp": 10}, "--merge 1: joins parts, and --parts is 9, of which each of 10 replicas"),
+        (
+            {"dp": 10},
+            "each of 10 replicas has its own; choose fewer replicas, or --parts 10",
+        ),
     ]
     refused(rows, OWN)

@@ -165,7 +165,10 @@ def test_wrong_use_is_one_sentence():
         ({"batch_size": 8}, "--batch-size 8: is for images, and gcn2 is a model of a graph"),
         ({"model": "vig_digits"}, "--layers 4: is for a graph, and vig_digits is a model of im"),
         ({"dp": 3}, "a step takes 12 sub-graphs, but --sampler parts with --parts 10 .* has 10"),
-        ({"merge": 11}, "--merge 11: joins parts, and --parts is 10"),
+        (
+            {"merge": 11},
+            "--parts is 10; join 10 at most, or choose --parts 11 or",
+        ),
         ({"keep_best": "top1"}, "--keep-best top1: gcn2 is a model of a graph, so choose acc"),
         ({"norm": "group"}, "--norm group: gcn2 is a model of a graph, so choose none or"),
         ({"aggregator": "max"}, "--aggregator max: gcn2 has no choice"),

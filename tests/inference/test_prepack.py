@@ -126,6 +126,8 @@ def test_a_prepacked_model_computes_and_refuses_everything_else():
     with pytest.raises(vigpipe.InputError, match=r"takes a ViG .* once"):
         prepack(model)
     uses = {"trained": model.train, "moved or converted": model.double, "saved": model.state_dict}
+    uses["copied"] = lambda: copy.deepcopy(model)
+    uses["exported"] = lambda: torch.export.export(model, (torch.zeros(2, 3, 32, 32),))
     for what, use in uses.items():
         with pytest.raises(vigpipe.InputError, match=f"cannot be {what}; load the weights once"):
             use()

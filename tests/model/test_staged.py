@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 
 from tests.refusals import check_refusals
@@ -40,3 +41,22 @@ def test_the_study_is_a_grid_unless_it_is_told_otherwise():
 
     assert graphs() == {"grid"}
     assert graphs(graph="knn") == {"knn"}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+def test_torchscript_and_batches_without_images_are_refused_or_right():
+    """Symptom: errors of TorchScript's compiler, and NaN in the study's running statistics."""
+    rows: list[Any] = []
+    for name in ("vig_digits", "vig_study"):
+        model = create_model(name, num_classes=3, in_chans=3, img_size=8)
+        none = torch.zeros(0, 3, 8, 8)
+        before = {key: value.clone() for key, value in model.state_dict().items()}
+        rows += [
+            (partial(torch.jit.trace, model, torch.zeros(2, 3, 8, 8)), "torch.jit.trace and"),
+            (partial(torch.jit.script, model), "torch.jit.script do not take the models"),
+            (partial(model, none), "a batch without images"),
+        ]
+        check_refusals(rows)
+        assert model.eval()(none).shape == (0, 3)
+        assert all(value.equal(before[key]) for key, value in model.state_dict().items())
+        rows.clear()

@@ -158,7 +158,7 @@ class TrainConfig:
         epochs: passes over the training images.
         steps: number of optimizer steps; it overrides epochs.
         batch_size: B, samples of one optimizer step over all replicas.
-        opt: optimizer.
+        opt: optimizer; sgd has a momentum of 0.9, Nesterov's.
         lr: learning rate.
         weight_decay: weight decay; it is not applied to biases, norms and positional tables.
         decay: which layers of a graph model decay: all, the default, or the first, as published for

@@ -72,7 +72,13 @@ def prepack(model: StagedModel, dtype: torch.dtype = torch.float32) -> StagedMod
     for module in list(model.eval().modules()):
         for name, child in module.named_children():
             setattr(module, name, _prepacked(child, dtype))
+    model.register_forward_pre_hook(_refuse_export)
     return model
+
+
+def _refuse_export(*_: Any) -> None:
+    if torch.compiler.is_exporting():
+        raise _refused("exported")
 
 
 def _prepacked(module: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -131,6 +137,12 @@ class Prepacked(nn.Module):
 
     def _apply(self, *arguments: Any, **options: Any) -> NoReturn:
         raise _refused("moved or converted")
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        raise _refused("copied")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise _refused("pickled")
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> NoReturn:
         raise _refused("saved")

@@ -2,16 +2,22 @@
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from vigpipe.config.choices import Impl
+from vigpipe.errors import InputError
 from vigpipe.model.keyed_dropout import Draws, DropPath, draw, fresh_keys
 from vigpipe.model.recompute import run_with_recompute
 from vigpipe.model.regions import region
 from vigpipe.model.slicing import Slicing
+
+_NO_TORCHSCRIPT = (
+    "torch.jit.trace and torch.jit.script do not take the models of vigpipe; use torch.export, or "
+    "torch.onnx.export with dynamo=True"
+)
 
 
 class StagedModel(nn.Module):
@@ -132,12 +138,32 @@ class StagedModel(nn.Module):
         Returns:
             Logits, (B, num_classes), if the readout is present; otherwise the input of the next
             stage, (B, *boundary_shape(span[1])).
+
+        Raises:
+            InputError: there are no images in training mode, or TorchScript traces the model.
         """
+        if not torch.compiler.is_compiling() and not isinstance(x, torch.fx.Proxy):
+            if torch.jit.is_tracing():
+                raise InputError(_NO_TORCHSCRIPT)
+            if len(x) == 0:
+                return self._run_empty(x)
         draws = self.draws_for(x, keys)
         if self.has_stem:
             x = region("stem", self.embed, x)
         x = self.run_blocks(x, draws)
         return region("readout", self.read_out, x, draws) if self.has_readout else x
+
+    def _run_empty(self, x: Tensor) -> Tensor:
+        """Return what `forward` makes of no images: that of one without its row."""
+        if self.training:
+            raise InputError(
+                "a batch without images: BatchNorm has no statistics of it; leave it out, or call "
+                "eval() first"
+            )
+        return self(x.new_zeros(1, *x.shape[1:]))[:0]
+
+    def __prepare_scriptable__(self) -> NoReturn:  # torch.jit.script calls it
+        raise InputError(_NO_TORCHSCRIPT)
 
     def draw(self, keys: Tensor, dtype: torch.dtype) -> Draws:
         """Make the random choices of a training step for all blocks that are present.

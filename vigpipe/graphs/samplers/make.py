@@ -36,10 +36,13 @@ def _parts(config: TrainConfig, graph: Graph) -> Sampler:
     assert config.parts is not None
     assert config.merge is not None
     num_groups = config.dp if config.items == "own" else 1
-    if config.merge > config.parts // num_groups:
+    most = config.parts // num_groups
+    if config.merge > most:
         whose = f", of which each of {num_groups} replicas has its own" if num_groups > 1 else ""
+        advice = f"join {most} at most, or choose" if most else "choose fewer replicas, or"
         raise InputError(
-            f"--merge {config.merge}: joins parts, and --parts is {config.parts}{whose}; join fewer"
+            f"--merge {config.merge}: joins parts, and --parts is {config.parts}{whose}; {advice} "
+            f"--parts {num_groups * config.merge} or more"
         )
     partition = _partition(graph, config.partition, config.parts, config)
     generations = Generations(graph, partition, config.repartition_every, config.seed)
