@@ -62,6 +62,10 @@ def test_wrong_input_is_told_by_rank_0_and_where_it_may_differ(
     assert capfd.readouterr().err == told
 
 
+NO_ROOM = (
+    "vigpipe: there is no room for a library, a thread or a file (failed to map segment); raise "
+    "ulimit -v or -u, or leave memory free\n"
+)
 OLD_NEWS = ({"kind": "lost peer"}, {"job": "another"}, {"time": 0.0})
 OWN_NEWS = "vigpipe: rank 1 lost a peer: RuntimeError: Connection closed by peer [127.0.0.1]:9\n"
 
@@ -74,6 +78,7 @@ OWN_NEWS = "vigpipe: rank 1 lost a peer: RuntimeError: Connection closed by peer
         # Python's own MemoryError has no words; it ended in a traceback of IndexError.
         (MemoryError(), ALONE, {}, 1, "vigpipe: rank 0 ran out of memory (MemoryError); cut it\n"),
         (UnreadableImage("x.png: bad"), ALONE, {}, 2, "vigpipe: x.png: bad, or skip it\n"),
+        (ImportError("x.so: failed to map segment from shared object"), ALONE, {}, 1, NO_ROOM),
         # A mistake of all ranks is told by rank 0, and one of a single rank by that rank.
         (InputError("no such plan"), RANK_1, {"message": "no such plan"}, 2, ""),
         (InputError("no data"), RANK_1, {"message": "another"}, 2, f"vigpipe: {HOST}: no data\n"),

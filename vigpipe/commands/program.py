@@ -13,9 +13,9 @@ from vigpipe.commands.help import help_text, wants_help
 from vigpipe.config.files import read_config_file
 from vigpipe.errors import INTERRUPTED, WRONG_INPUT, InputError, found_by
 from vigpipe.launch.environment import threads_per_rank
-from vigpipe.launch.failures import tell_wrong_input
+from vigpipe.launch.failures import UNEXPECTED, has_no_room, no_room, tell_wrong_input
 from vigpipe.launch.second_signal import SecondSignal
-from vigpipe.messages import name_program, safe_streams
+from vigpipe.messages import name_program, safe_streams, tell
 
 
 def run_program(
@@ -55,3 +55,8 @@ def _run(
         return WRONG_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED
+    except (MemoryError, ImportError, OSError, RuntimeError) as error:
+        if not has_no_room(error) and not isinstance(error, MemoryError):
+            raise
+        tell(no_room(error) if has_no_room(error) else "the memory is full; leave more of it free")
+        return UNEXPECTED

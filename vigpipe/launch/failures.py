@@ -58,6 +58,8 @@ LOST_PEER = re.compile(
 )
 
 OUT_OF_MEMORY = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memory|out of memory")
+# What the loader, Python and mmap say where less may be addressed (ulimit -v) than imports take.
+NO_ROOM = re.compile(r"failed to map segment|[Cc]annot allocate memory|can't start new thread")
 
 
 class Advice(NamedTuple):
@@ -183,6 +185,21 @@ def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
+def has_no_room(error: BaseException) -> bool:
+    """Whether a library, a thread or a file could not be put into what a process may address."""
+    kinds = ImportError, OSError, RuntimeError
+    return isinstance(error, kinds) and bool(NO_ROOM.search(str(error)))
+
+
+def no_room(error: BaseException) -> str:
+    """Say what to do about such an error."""
+    why = NO_ROOM.search(str(error))
+    return (
+        f"there is no room for a library, a thread or a file ({why and why[0]}); raise ulimit -v "
+        "or -u, or leave memory free"
+    )
+
+
 def read_failures(folder: Path, run_id: str, since: float = 0.0) -> list[dict[str, Any]]:
     """Read the failures of one run since a time, earliest first; damaged ones are left out."""
     records = []
@@ -211,6 +228,9 @@ def _report(
     elif isinstance(error, WorkerError):
         message = str(error)
         code, text = PEER_LOST, line(f"rank {launch.rank}: {message}")
+    elif has_no_room(error):
+        message = no_room(error)
+        text = line(f"rank {launch.rank}: {message}" if launch.world_size > 1 else message)
     elif is_out_of_memory(error):
         message = (
             f"rank {launch.rank} ran out of memory ({_first_line(error)}); {advice.out_of_memory}"
