@@ -59,7 +59,7 @@ def test_a_function_checks_its_arguments_first():
     def double(x: int, *, names: Iterable[str] = ()) -> int:
         return 2 * x
 
-    assert double(np.int64(2), names=("a",)) == 4
+    assert double(np.int64(2), names=("a",)) == 4  # pyright: ignore[reportArgumentType]
     rows = [(lambda: double("2"), "'2': must be a whole"), (lambda: double(2, names="a"), "'a'")]  # pyright: ignore[reportArgumentType]
     check_refusals(rows, begin=r"double: .*")
     with pytest.raises(TypeError):

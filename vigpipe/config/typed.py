@@ -97,8 +97,9 @@ def _as(part: Any, value: Any) -> tuple[Any] | None:
     if part in (str, Path):
         if part is Path and isinstance(value, os.PathLike):
             value = os.fspath(value)
-        is_text = isinstance(value, str) and 0 < len(value) <= MOST_TEXT and is_plain(value)
-        return (part(value),) if is_text else None
+        if not isinstance(value, str) or not 0 < len(value) <= MOST_TEXT or not is_plain(value):
+            return None
+        return (Path(value) if part is Path else str(value),)
     if part is int:
         return (value,) if is_number and -(1 << 63) <= value < 1 << 63 else None
     if part is float:

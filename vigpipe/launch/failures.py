@@ -258,13 +258,12 @@ def _report(
         same = other["message"] == message or (not has_met and other["code"] == code == WRONG_INPUT)
         return other["rank"] < launch.rank and same
 
-    is_wrong_input = isinstance(error, InputError) and not has_met
     may_be_explained = kind == "lost peer" or (is_common and launch.rank > 0)
     if kind == "lost peer" and launch.launcher == "local":
         return code  # start_local sees which rank was killed or is frozen, and prints that
     if may_be_explained and _appears(is_explained_by, launch, folders, began):
         return code
-    if is_wrong_input:
+    if isinstance(error, InputError) and not has_met:
         text = _wrong_input(error, launch)
     sys.stderr.write(text)  # one call, so that ranks do not mix their lines
     return code

@@ -143,7 +143,7 @@ class StagedModel(nn.Module):
             InputError: there are no images in training mode, or TorchScript traces the model.
         """
         if not torch.compiler.is_compiling() and not isinstance(x, torch.fx.Proxy):
-            if torch.jit.is_tracing():
+            if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
                 raise InputError(_NO_TORCHSCRIPT)
             if len(x) == 0:
                 return self._run_empty(x)
