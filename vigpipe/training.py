@@ -4,6 +4,7 @@ import contextlib
 import math
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -125,7 +126,7 @@ class Training(Loop):
         for item in state.strategy.items(state.step, self._is_evaluated, self):
             batch, fill = read_batch(state, item), run.fill(item.number)
             with state.timed("train", state.step + 1, fill):
-                step = train_step(state, batch, self._wishes_after(batch.step))
+                step = train_step(state, batch, partial(self._wishes_after, batch.step))
             state.strategy.hear(step.agreement, is_full=fill.is_full)
             reporter.add(step, batch, item.number)
             measured = batch.step - (2 if state.runs_ahead else 1)

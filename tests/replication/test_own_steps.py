@@ -157,7 +157,7 @@ def train_in(folder: Path, rank: int, world_size: int, name: str, config: TrainC
     """
     torch.set_num_threads(1)
 
-    def poisoned(rank_state: RankState, batch: ReplicaBatch, status: Any):
+    def poisoned(rank_state: RankState, batch: ReplicaBatch, wishes: Any):
         # Item 5 is that of replica 1 in step 2, where it has no images, and item 4 the other one.
         # With a server, anybody may take them.
         bad_item = BAD_ITEM if rank_state.run.config.strategy == "periodic" else BAD_ITEM - 1
@@ -166,7 +166,7 @@ def train_in(folder: Path, rank: int, world_size: int, name: str, config: TrainC
             is_bad = batch.step == BAD_STEP
         if rank_state.run.config.on_nan == "skip" and is_bad and batch.inputs is not None:
             batch.inputs.fill_(torch.nan)
-        step = train_step(rank_state, batch, status)
+        step = train_step(rank_state, batch, wishes)
         if rank_state.reducer.compressor is not None:
             assert_replicas_are_equal(rank_state)
         return step

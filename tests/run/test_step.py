@@ -165,10 +165,10 @@ def train_in(rank: int, world_size: int, folder: Path, ahead: bool) -> list[list
     torch.set_num_threads(1)
     complete: list[list[int]] = []
 
-    def counted(rank_state, batch, status):
+    def counted(rank_state, batch, wishes):
         if rank_state.step + 1 == BAD_STEP and batch.inputs is not None:
             batch.inputs.fill_(torch.nan)
-        step = train_step(rank_state, batch, status)
+        step = train_step(rank_state, batch, wishes)
         complete[-1].append(step.number - (rank_state.open_step is not None))
         return step
 

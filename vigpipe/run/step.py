@@ -13,6 +13,7 @@ record) it does one step later, with the same results.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,9 +32,11 @@ SETTLE_SECONDS = 10.0
 
 
 def train_step(
-    rank_state: RankState, batch: ReplicaBatch, status: Status = NOTHING_WANTED
+    rank_state: RankState, batch: ReplicaBatch, wishes: Callable[[], Status] = Status
 ) -> HandedStep:
     """Take one optimizer step on the global batch; every rank calls this.
+
+    What the rank wishes besides is asked for when it has done its work.
 
     The step is complete if the rank does not run ahead of its device; otherwise the one before is.
     """
@@ -61,7 +64,7 @@ def train_step(
     # All ranks take the step, or none does: one that is not finite changes nothing. And nothing
     # changes before all ranks have agreed, because a rank that loses its peer until then saves its
     # state as that of the step before (`checkpoint.rescue`).
-    status = status._replace(
+    status = wishes()._replace(
         empty=not batch.is_trained,
         busy_seconds=rank_state.busy_seconds,
         data_seconds=rank_state.data_seconds,
