@@ -1,8 +1,24 @@
-"""`python -m vigpipe VERB`."""
+"""`python -m vigpipe VERB`, and the program `vigpipe`."""
 
+import signal
 import sys
+from typing import NoReturn
 
-from vigpipe.cli import main
+
+def run(*verb: str) -> NoReturn:
+    """Run the command line behind the verb as this process, to its end."""
+    try:
+        from vigpipe.cli import main  # takes a while, in which Ctrl-C may come
+
+        sys.argv[1:1] = verb  # for the records too, which tell the command
+        code = main()
+    except KeyboardInterrupt as interrupt:  # amid the import
+        from vigpipe.launch.failures import tell_interrupted
+
+        code = tell_interrupted(interrupt)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done, and Python only clears up
+    sys.exit(code)
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

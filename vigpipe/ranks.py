@@ -39,6 +39,7 @@ from vigpipe.run.folder import LOCK, RESULTS, lock, make_output_folder
 from vigpipe.run.provenance import provenance
 from vigpipe.run.recorded import is_recorded, sync_of
 from vigpipe.run.room import check_room
+from vigpipe.run.stop_and_save import what_is_saved
 
 if TYPE_CHECKING:
     from vigpipe.data.stored import ImageId
@@ -163,7 +164,13 @@ def _start_ranks(
 ) -> int:
     """Start all ranks on this host, and again if a rank dies, as often as --max-restarts allows."""
     for restart in range(config.max_restarts + 1):
-        code = start_local(world_size, main, arguments, threads, dispensable)
+        try:
+            code = start_local(world_size, main, arguments, threads, dispensable)
+        except KeyboardInterrupt:
+            folder = config.out
+            if folder is None or not (saved := list_checkpoints(folder)):
+                raise
+            raise KeyboardInterrupt(what_is_saved(folder, saved[0].name)) from None
         if code in FINAL or restart == config.max_restarts:
             return code
         salvage(config.out or Path())

@@ -17,14 +17,15 @@ from vigpipe.analysis.run_timing import (
     write_timing,
 )
 from vigpipe.checkpoint.checkpoints import Checkpoints
+from vigpipe.checkpoint.manifest import folder_name
 from vigpipe.checkpoint.resume import check_same_options, read_same_data, resume
 from vigpipe.checkpoint.weights_file import save_run_weights
 from vigpipe.checkpoint.wide_run import save_wide_weights
 from vigpipe.config.interval import parse_interval
 from vigpipe.config.replication import balances_parts
-from vigpipe.errors import DONE, SAVED, InputError, WorkerError
+from vigpipe.errors import DONE, INTERRUPTED, SAVED, InputError, WorkerError
 from vigpipe.job.score import Scores
-from vigpipe.launch.environment import FOLDER_VARIABLE
+from vigpipe.launch.environment import FOLDER_VARIABLE, tells_for_all
 from vigpipe.launch.failures import is_lost_peer, note_met
 from vigpipe.messages import tell
 from vigpipe.parallel.agreement import Status, agree, run_with_heartbeats
@@ -42,13 +43,18 @@ from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.run.reporter import Reporter
 from vigpipe.run.settle import Kept, settle, share_evaluation, take_over_merged
 from vigpipe.run.step import apply_gradients, complete_step, settle_after_loss, train_step
-from vigpipe.run.stop_and_save import SaveAndStop, parse_stop_before
+from vigpipe.run.stop_and_save import (
+    SaveAndStop,
+    how_to_go_on,
+    parse_stop_before,
+    what_is_saved,
+)
 from vigpipe.run.summary import gather_accounts, gather_compression, gather_sent, summarize
 from vigpipe.timing.clock import read_clocks
 
 
 def train(run: Run, rank: int, device: torch.device, folder: Path) -> int:
-    """Train as one rank; return SAVED if it was stopped and has left a checkpoint, else DONE."""
+    """Train as one rank; return DONE, or the code of a run that was stopped and has saved."""
     training = Training(run, rank, device, folder)
     if FOLDER_VARIABLE in os.environ:
         # If this rank dies from now on, its launcher may keep the others.
@@ -69,6 +75,7 @@ class Training(Loop):
         self._save_and_stop = SaveAndStop(
             parse_interval("--checkpoint-every", config.checkpoint_every),
             parse_stop_before(config.stop_before, os.environ),
+            rank=rank,
             has_peers=run.layout.world_size > 1,
             timeout_seconds=config.timeout or math.inf,
         )
@@ -95,6 +102,9 @@ class Training(Loop):
             self._others.begin(reporter.record, lambda inbox: open_events(run, folder, num_bytes))
         self._checkpoints = Checkpoints(state, folder, reporter.log, resumed)
         self._clocks = [] if recorder is None else read_clocks()  # again when all is recorded
+        if tells_for_all(os.environ):
+            self._save_and_stop.end_with(self._last_words)
+        self._stopped: int | None = None  # the exit code, once the run has stopped and saved
         self._scores: Scores | None = None
         self._at_the_end: Kept | None = None
         # Whether the evaluation that is due after the last step has been done.
@@ -107,19 +117,24 @@ class Training(Loop):
     def carry_out(self) -> int:
         """Take the steps that are left, write the results, and return the exit code."""
         state, reporter = self._state, self.reporter
-        # To the end: SIGTERM must not end this rank while it saves.
+        # To the end: SIGTERM and Ctrl-C must not end this rank while it saves.
         with self._save_and_stop:
             with reporter.progress:
                 self._take_steps()
-            if self._save_and_stop.leaves:
-                return SAVED
+            if self._stopped is not None:
+                return self._stopped
             if state.own_steps is None or not state.own_steps.membership.has_left:
                 self._at_the_end = Kept(state)
                 with self._save_and_stop.patient():
                     self._others.together(self._finish)
-        self._others.close()
-        state.feed.close()
-        return DONE
+            self._others.close()
+            state.feed.close()
+            return DONE
+
+    def _last_words(self) -> str:
+        newest = self._checkpoints.saver.newest or (self._resumed and self._resumed.step)
+        name = folder_name(newest) if newest else None
+        return f"ended by a second Ctrl-C, {what_is_saved(self._folder, name)}"
 
     def _take_steps(self) -> None:
         state, reporter, run = self._state, self.reporter, self._run
@@ -212,7 +227,6 @@ class Training(Loop):
             if not stop:
                 self._save()
                 return
-            self._save_and_stop.leaves = True
             self._others.together(self._stop)
             self._others.close()
 
@@ -227,22 +241,25 @@ class Training(Loop):
 
     def _stop(self, _: Counterparts) -> None:
         """Save and wait for the checkpoint, all ranks at once: launchers end the others."""
-        state, saver = self._state, self._checkpoints.saver
+        state, folder, saver = self._state, self._folder, self._checkpoints.saver
         if self._others.is_to_write() and not state.writes_files:
             self._write_files()
         self._save()
         self.flush()
-        told = self._others.all_gather([saver.newest or 0, self._save_and_stop.why])
-        why = next((why for _, why in told if why), "a replica that is lost was asked to stop")
-        if max(newest for newest, _ in told) != state.step:
+        mine = self._save_and_stop
+        told = self._others.all_gather([saver.newest or 0, mine.code, mine.why])
+        # Of Ctrl-C all ranks tell the launcher, though some may have got another signal.
+        self._stopped = INTERRUPTED if INTERRUPTED in [code for _, code, _ in told] else SAVED
+        whys = [why for _, code, why in told if why and code == self._stopped]
+        why = next(iter(whys), "a replica that is lost was asked to stop")
+        if max(newest for newest, _, _ in told) != state.step:
             raise InputError(
                 f"asked to stop ({why}), but the checkpoint of step {state.step} could not be "
-                f"written to {saver.folder}; make room, and go on from the newest with "
-                "--resume auto"
+                f"written to {saver.folder}; make room, and {how_to_go_on(folder)}"
             )
         self.reporter.log(
             f"stopped after step {state.step} of {self._run.num_steps} ({why}) with a checkpoint "
-            f"in {saver.folder}; go on with --resume auto"
+            f"in {saver.folder}; {how_to_go_on(folder)}"
         )
 
     def _finish(self, left: Counterparts) -> None:
@@ -303,6 +320,8 @@ class Training(Loop):
         Equal replicas save what is left of them. Of those with steps of their own, one that cannot
         reach the others saves what it has, and SAVED is returned. Otherwise the error is raised.
         """
+        if self._save_and_stop.code == INTERRUPTED and not self._save_and_stop.has_stepped:
+            raise KeyboardInterrupt from error  # it has ended what the first step needed: compilers
         self._others.fail(is_own=not is_lost_peer(error) and not isinstance(error, WorkerError))
         state, own_steps = self._state, self._state.own_steps
         if isinstance(error, StoreLostError) and own_steps is not None:
@@ -310,7 +329,7 @@ class Training(Loop):
                 if state.pipeline.has_last and state.mesh.shards.rank == 0:
                     team, _ = self._run.layout.team_of(state.mesh.replica_index)
                     who = "the server" if self._run.layout.has_server else f"replica {team}"
-                    tell(f"{error}; {who} has saved what it has; go on with --resume auto")
+                    tell(f"{error}; {who} has saved what it has; {how_to_go_on(self._folder)}")
                 return SAVED
         elif is_lost_peer(error) and has_copies(state) and settle_after_loss(state):
             self.reporter.tell_saved()

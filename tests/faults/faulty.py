@@ -17,7 +17,7 @@ from vigpipe.cli import main
 from vigpipe.files.atomic import write_atomically
 from vigpipe.launch import local
 from vigpipe.launch.environment import FOLDER_VARIABLE, from_environment
-from vigpipe.launch.failures import pid_file
+from vigpipe.launch.failures import pid_file, tell_interrupted
 from vigpipe.start import COMMAND_LINE
 
 
@@ -46,6 +46,8 @@ def happen(what: str) -> None:
         torch.empty(1 << 50, dtype=torch.uint8)
     if what == "term":
         os.kill(os.getpid(), signal.SIGTERM)
+    if what == "ctrl-c":
+        os.killpg(0, signal.SIGINT)  # a terminal sends it to everybody
 
 
 def jump() -> None:
@@ -62,14 +64,14 @@ def jump() -> None:
 def put(place: str, step: int, what: str) -> None:
     import torch
 
-    from vigpipe import training
+    from vigpipe import ranks, start, training
     from vigpipe.checkpoint import saver
     from vigpipe.parallel import stage
 
     now = [0]
     train_step = training.train_step
 
-    def counted(rank_state, batch, status):
+    def counted(rank_state, batch, wishes):
         now[0] = rank_state.step + 1
         if place == "step" and now[0] >= step:
             happen(what)
@@ -77,7 +79,7 @@ def put(place: str, step: int, what: str) -> None:
             batch.inputs.fill_(torch.nan)
         if place == "stop" and now[0] == step:
             os.kill(os.getpid(), signal.SIGTERM)
-        return train_step(rank_state, batch, status)
+        return train_step(rank_state, batch, wishes)
 
     training.train_step = counted
 
@@ -92,6 +94,16 @@ def put(place: str, step: int, what: str) -> None:
 
         setattr(owner, name, wrapped)
 
+    if place == "start":
+        wrap(start, "_check_options")
+    if place == "data":
+        wrap(ranks, "prepare")
+    if place == "meeting":
+        wrap(ranks, "join")
+    if place == "building":  # what a rank trains
+        wrap(training, "make_rank_state")
+    if place == "evaluation":
+        wrap(training, "take_over_merged")
     if place == "forward":
         wrap(stage.Stage, "forward_one_chunk")
     if place == "backward":
@@ -195,4 +207,8 @@ if __name__ == "__main__":
     replicas = [range(r, r + per_replica) for r in range(0, num_kept if size else 0, per_replica)]
     num_ranks = num_kept + int(server or 0)
     command = [fault, *command]
-    sys.exit(local.start_local(num_ranks, "__main__:rank", command, 1, replicas))
+    try:
+        code = local.start_local(num_ranks, "__main__:rank", command, 1, replicas)
+    except KeyboardInterrupt as interrupt:
+        code = tell_interrupted(interrupt)
+    sys.exit(code)

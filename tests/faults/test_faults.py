@@ -22,6 +22,7 @@ from tests.world import GUARD, PROMPT, run_command, start_command, wait_until
 from vigpipe.checkpoint.manifest import list_checkpoints, read_manifest
 from vigpipe.cli import main
 from vigpipe.run.record import RunRecord
+from vigpipe.run.stop_and_save import ANSWER
 
 pytestmark = pytest.mark.multiprocess
 
@@ -40,6 +41,7 @@ ENDLESS = ["--steps", "50000", *SMALL, "--evaluate-every", "50000"]
 STAGES = ["--stages", "2", "--microbatches", "2"]
 REPLICAS = ["--dp", "2"]
 BOTH = ["--stages", "2", "--dp", "2"]
+ALONE = ["--microbatches", "2"]  # one rank, which is no launcher's
 ENV = {"CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -49,7 +51,8 @@ def line(*arguments):
 
 def faulty(fault, layout, folder, *more):
     given = ["train", *OPTIONS, *layout, "--out", str(folder), *more]
-    return line(FAULTY, fault, "4" if layout == BOTH else "2", *given)
+    num_ranks = {str(BOTH): "4", str(ALONE): "srun"}.get(str(layout), "2")
+    return line(FAULTY, fault, num_ranks, *given)
 
 
 def run_faulty(fault, layout, folder, *more, **env):
@@ -194,13 +197,13 @@ from vigpipe import training
 from vigpipe.cli import main
 from vigpipe.launch.environment import from_environment
 
-def killed(rank_state, batch, status):
+def killed(rank_state, batch, wishes):
     mark = folder / f"{rank_state.step + 1}"
     if rank_state.step + 1 in (4, 6) and from_environment(os.environ).rank == 0:
         if not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-    return train_step(rank_state, batch, status)
+    return train_step(rank_state, batch, wishes)
 
 folder, train_step = Path(sys.argv[1]), training.train_step
 training.train_step = killed
@@ -322,13 +325,80 @@ def test_a_run_that_is_stuck_does_not_outlive_sigterm_by_more_than_the_timeout(t
     assert told.endswith("got SIGTERM, and no step has ended for 1 s: it was ended")
 
 
-def test_ctrl_c_ends_ranks_and_readers_at_once_without_a_word(folder):
+def test_ctrl_c_saves_and_says_how_to_go_on(folder):
+    """A terminal sends it to everybody: the launcher, ranks, readers, and what they come from."""
     given = [*ENDLESS, *STAGES, "--workers", "1", "--out", str(folder)]
     with start_command(line(*TRAIN, *given), ENV) as running:
         wait_until(lambda: at_step(folder, 2), "step 2")
-        os.killpg(running.popen.pid, signal.SIGINT)  # a terminal sends it to everybody
-        done = running.wait(PROMPT)
-    assert (done.returncode, done.stderr) == (130, "")
+        os.killpg(running.popen.pid, signal.SIGINT)
+        done = running.wait()
+    assert (done.returncode, done.stderr) == (130, f"vigpipe: {ANSWER}\n")
+    assert f"(Ctrl-C) with a checkpoint in {folder}" in done.stdout
+    assert f"go on with --out {folder} --resume auto" in done.stdout
+    assert int(list_checkpoints(folder)[0].name[-8:]) == max(losses(folder))
+
+
+def test_ctrl_c_and_one_rank_alone_costs_no_step(unbroken, folder):
+    done = run_faulty("step:3:0:ctrl-c", ALONE, folder)
+    assert (done.returncode, done.stderr) == (130, f"vigpipe: {ANSWER}\n")
+    assert "stopped after step 3 of 6 (Ctrl-C) with a checkpoint in " in done.stdout
+    goes_on_as_if_nothing_had_been(folder, unbroken)
+
+
+def test_an_error_that_ctrl_c_brings_about_before_a_step_is_none(folder, monkeypatch, capfd):
+    """It also ends the compilers that the first step waits for."""
+
+    def killed(*_):
+        signal.raise_signal(signal.SIGINT)
+        raise RuntimeError("the compiler was ended by SIGINT")
+
+    monkeypatch.setattr("vigpipe.training.train_step", killed)
+    assert main(["train", *OPTIONS, "--out", str(folder)]) == 130
+    assert capfd.readouterr().err.endswith("vigpipe: stopped by Ctrl-C, with nothing to save\n")
+
+
+# Where Ctrl-C comes, with one rank and with four, the step after which the run has stopped (0: with
+# nothing to save), and whether it has been done all the same.
+MOMENTS = [
+    ("start", "start:0", "start:0", 0),
+    ("data", "data:0", "data:0", 0),
+    ("meeting", "meeting:0", "meeting:0", 0),
+    ("building", "building:0", "building:0", 0),
+    ("first step", "step:1", "forward:1", 1),
+    ("later step", "step:4", "all-reduce:4", 4),
+    ("evaluation", "evaluation:3", "evaluation:3", 4),
+    ("checkpoint", "checkpoint:2", "checkpoint:2", None),  # a thread writes it meanwhile
+    ("last step", "step:6", "backward:6", 6),
+    ("end", "weights:0", "weights:0", 6),
+]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("layout", [ALONE, BOTH], ids=["one rank", "four ranks"])
+def test_ctrl_c_at_any_moment_costs_nothing(layout, tmp_path, monkeypatch):
+    """Nothing is left running, and the run goes on to the same weights, bit for bit."""
+    three_steps_an_epoch = [option.replace("24", "48") for option in OPTIONS]
+    monkeypatch.setitem(globals(), "OPTIONS", three_steps_an_epoch)
+    unbroken = run_here(tmp_path / "unbroken")
+    wrong = []
+    for name, alone, together, step in MOMENTS:
+        folder = tmp_path / name.replace(" ", "-") / "run"
+        folder.parent.mkdir()
+        place = f"{alone}:0" if layout == ALONE else f"{together}:1"
+        done = run_faulty(f"{place}:ctrl-c", layout, folder)
+        code = 0 if name == "end" else 130
+        said = f"{ANSWER}\n" if step != 0 else "stopped by Ctrl-C, with nothing to save\n"
+        (told,) = [text for text in done.stdout.splitlines() if "(Ctrl-C)" in text] or [""]
+        saved = f"stopped after step {'' if step is None else f'{step} of 6 (Ctrl-C)'}"
+        is_told = told.startswith(saved) and told.endswith(f"--out {folder} --resume auto")
+        is_told = is_told if code and step != 0 else not told
+        print(f"MOMENT {name}: {done.returncode}; {done.stderr.strip()}; {told}")
+        if (done.returncode, done.stderr) != (code, f"vigpipe: {said}") or not is_told:
+            wrong.append((name, done.returncode, done.stderr, done.stdout))
+        if code:
+            run_here(folder, "--resume", "auto")
+        is_the_same(folder, unbroken)
+    assert not wrong
 
 
 def test_a_loss_that_is_no_number_stops_and_names_step_and_block(folder):

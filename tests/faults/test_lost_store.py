@@ -70,7 +70,7 @@ def test_replicas_that_lose_it_save_what_they_have(what, size, options, folder):
     assert options[options.index("--checkpoint-every") + 1] == "1000"  # there is none before
     codes, told = codes_with(f"step:5:0:{what}", layout, num_ranks, options, folder)
     assert codes == [PEER_LOST] * (size - 1) + [SAVED] * (num_ranks - size), told
-    assert "replica 2 has saved what it has; go on with --resume auto" in told[-1]
+    assert "replica 2 has saved what it has; go on with --out " in told[-1]
     assert not any("Traceback" in text for text in told), told
     log = goes_on(folder, "3", options)
     assert "going on after step" in log
@@ -87,7 +87,7 @@ def test_a_server_that_loses_it_saves_what_it_has_and_the_run_can_be_repeated(fo
     options = [*OPTIONS, *SERVER]
     codes, told = codes_with("step:6:0:kill", ["--dp", "2"], 3, options, folder)
     assert codes == [PEER_LOST, SAVED], told
-    assert "the server has saved what it has; go on with --resume auto" in told[-1]
+    assert "the server has saved what it has; go on with --out " in told[-1]
     goes_on(folder, "2", options)
     taken = Counter(e["item"] for e in events(folder) if "item" in e and "did" not in e)
     assert taken == dict.fromkeys(range(2 * NUM_STEPS), 1)

@@ -74,7 +74,6 @@ OWN_NEWS = "vigpipe: rank 1 lost a peer: RuntimeError: Connection closed by peer
     ("error", "launch", "other", "code", "told"),
     [
         (InputError("no such plan"), ALONE, {}, 2, "vigpipe: no such plan\n"),
-        (KeyboardInterrupt(), ALONE, {}, INTERRUPTED, ""),
         # Python's own MemoryError has no words; it ended in a traceback of IndexError.
         (MemoryError(), ALONE, {}, 1, "vigpipe: rank 0 ran out of memory (MemoryError); cut it\n"),
         (UnreadableImage("x.png: bad"), ALONE, {}, 2, "vigpipe: x.png: bad, or skip it\n"),
@@ -91,6 +90,25 @@ def test_a_failure_is_told_once(error, launch, other, code, told, tmp_path, capf
     if other:
         record(tmp_path, **other)
     assert run(error, launch, [tmp_path]) == code
+    assert capfd.readouterr().err == told
+
+
+@pytest.mark.parametrize(
+    ("saved", "env", "told"),
+    [
+        ((), {}, "vigpipe: stopped by Ctrl-C, with nothing to save\n"),
+        (("and the newest is x",), {}, "vigpipe: stopped by Ctrl-C, and the newest is x\n"),
+        ((), {"RANK": "1"}, ""),  # of torchrun
+        ((), {"SLURM_PROCID": "1"}, ""),
+        ((), {"RANK": "0", "VIGPIPE_LOCAL_FOLDER": "x"}, ""),  # its launcher tells
+    ],
+)
+def test_ctrl_c_is_told_once_with_what_is_saved(saved, env, told, monkeypatch, capfd):
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        run(KeyboardInterrupt(*saved))
+    assert failures.tell_interrupted(raised.value) == INTERRUPTED
     assert capfd.readouterr().err == told
 
 

@@ -95,6 +95,19 @@ def test_what_a_launcher_hands_on_is_the_same_signal(ends, monkeypatch):
         assert ends == expected
 
 
+def test_the_first_ctrl_c_is_answered_and_the_second_has_the_last_words(ends, monkeypatch, capfd):
+    monkeypatch.setattr(second_signal, "SAME_SECONDS", -1.0)
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    with SecondSignal([signal.SIGINT], answer="it stops") as second:
+        second.last_words = lambda: "it has stopped"
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
+    second.thread.join()
+    assert capfd.readouterr().err == "vigpipe: it stops\n"
+    assert ends == [(signal.SIGINT, "it has stopped")]
+
+
 def test_a_process_that_goes_on_or_must_be_waited_for_is_left_alone(ends):
     with SecondSignal([signal.SIGTERM], 0.2) as second:
         second.is_patient = True
@@ -105,7 +118,9 @@ def test_a_process_that_goes_on_or_must_be_waited_for_is_left_alone(ends):
         second.is_patient = False
         wait_until(lambda: ends, "its patience ends")
     second.thread.join()
-    assert ends[0] == (signal.SIGTERM, "no step has ended for 0.2 s")
+    number, told = ends[0]
+    assert number == signal.SIGTERM
+    assert told.endswith(" got SIGTERM, and no step has ended for 0.2 s: it was ended")
 
 
 def test_handlers_that_have_others_to_end_decide_themselves(ends, monkeypatch):

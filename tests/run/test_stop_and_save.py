@@ -5,12 +5,21 @@ import os
 import signal
 import time
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
 from vigpipe.config.interval import Interval
-from vigpipe.errors import InputError
-from vigpipe.run.stop_and_save import ASKS_TO_STOP, SaveAndStop, parse_stop_before
+from vigpipe.errors import INTERRUPTED, SAVED, InputError
+from vigpipe.run.stop_and_save import (
+    ANSWER,
+    ASKED_VARIABLE,
+    ASKS_TO_STOP,
+    SaveAndStop,
+    how_to_go_on,
+    parse_stop_before,
+    what_is_saved,
+)
 
 
 def test_a_rank_that_does_not_take_every_step_misses_no_checkpoint():
@@ -63,16 +72,57 @@ def test_a_limit_that_is_not_known_is_told(env):
             parse_stop_before(text, env)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_is_a_wish_and_ends_nothing(number):
+@pytest.mark.parametrize(
+    ("number", "code", "why", "told"),
+    [
+        (signal.SIGTERM, SAVED, "process {pid} got SIGTERM", ""),
+        (signal.SIGUSR1, SAVED, "process {pid} got SIGUSR1", ""),
+        (signal.SIGINT, INTERRUPTED, "Ctrl-C", f"vigpipe: {ANSWER}\n"),
+    ],
+)
+def test_a_signal_is_a_wish_and_ends_nothing(number, code, why, told, capfd):
     before = signal.getsignal(number)
     save_and_stop = SaveAndStop(Interval())
     with save_and_stop:
         assert not save_and_stop.is_stop_due()
         os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)  # a launcher hands it on
+        os.kill(os.getpid(), signal.SIGTERM)  # srun sends it after Ctrl-C
         assert save_and_stop.is_stop_due()
-        assert save_and_stop.why == f"process {os.getpid()} got {number.name}"
+        assert (save_and_stop.why, save_and_stop.code) == (why.format(pid=os.getpid()), code)
+    save_and_stop._second_signal.thread.join()
+    assert capfd.readouterr().err == told
     assert signal.getsignal(number) == before
+
+
+def test_ctrl_c_that_is_ignored_stays_so():
+    """A shell lets its background jobs ignore it."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    save_and_stop = SaveAndStop(Interval())
+    try:
+        with save_and_stop:
+            os.kill(os.getpid(), signal.SIGINT)
+        assert not save_and_stop.is_stop_due()
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_run_of_vigpipe_train_says_who_asked_and_goes_on_in_python(tmp_path, monkeypatch):
+    monkeypatch.setenv(ASKED_VARIABLE, str(tmp_path / "why"))
+    for words, expected in ((None, f"process {os.getpid()} got SIGTERM"), ("on_step", "on_step")):
+        if words is not None:
+            (tmp_path / "why").write_text(words)
+        save_and_stop = SaveAndStop(Interval())
+        with save_and_stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert save_and_stop.why == expected
+    assert how_to_go_on(Path("a b")) == "go on with vigpipe.train(out='a b', resume='auto', ...)"
+    monkeypatch.delenv(ASKED_VARIABLE)
+    assert what_is_saved(Path("a b"), "step-1") == (
+        "and the newest checkpoint is step-1; go on with --out 'a b' --resume auto"
+    )
+    assert what_is_saved(Path("a"), None) == "with nothing saved"
 
 
 def test_the_patience_with_work_that_fails_ends_with_it():
@@ -84,7 +134,7 @@ def test_the_patience_with_work_that_fails_ends_with_it():
     assert not save_and_stop._second_signal.is_patient
 
 
-@pytest.mark.parametrize("ends", ["by an exception", "to say that it has stopped"])
+@pytest.mark.parametrize("ends", ["by an exception", "as it should"])
 def test_a_rank_that_leaves_is_not_ended_by_its_launcher_before_it_has_said_why(ends, handlers):
     # Launchers send SIGTERM as soon as another rank has ended. It found the default action here,
     # and a slow rank ended without its record.
@@ -92,7 +142,6 @@ def test_a_rank_that_leaves_is_not_ended_by_its_launcher_before_it_has_said_why(
     with contextlib.suppress(RuntimeError), save_and_stop:
         if ends == "by an exception":
             raise RuntimeError("Connection closed by peer")
-        save_and_stop.leaves = True
     os.kill(os.getpid(), signal.SIGTERM)
     assert save_and_stop.why == f"process {os.getpid()} got SIGTERM"
 

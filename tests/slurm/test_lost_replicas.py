@@ -115,6 +115,6 @@ def test_without_rank_0_the_job_goes_on_from_what_the_other_has_saved(slurm, tmp
         facts = job.completes(folder)
     assert (facts["Restarts"], facts["ExitCode"]) == ("1", "0:0")
     assert job.tells(f"exit code 137: job {job.number} is requeued")
-    assert job.tells("replica 1 has saved what it has; go on with --resume auto")
+    assert job.tells("replica 1 has saved what it has; go on with --out ")
     assert job.tells("going on after step ")
     assert "lost" not in json.loads((folder / "summary.json").read_text())["replicas"]

@@ -11,10 +11,17 @@ from cyclopts.config import Dict
 from vigpipe.commands.arguments import check_values, with_negative_values, wrong_use
 from vigpipe.commands.help import help_text, wants_help
 from vigpipe.config.files import read_config_file
-from vigpipe.errors import INTERRUPTED, WRONG_INPUT, InputError, found_by
+from vigpipe.errors import WRONG_INPUT, InputError, found_by
 from vigpipe.launch.environment import threads_per_rank
-from vigpipe.launch.failures import UNEXPECTED, has_no_room, no_room, tell_wrong_input
+from vigpipe.launch.failures import (
+    UNEXPECTED,
+    has_no_room,
+    no_room,
+    tell_interrupted,
+    tell_wrong_input,
+)
 from vigpipe.launch.second_signal import SecondSignal
+from vigpipe.launch.signals import handled_signals, interrupt_once
 from vigpipe.messages import name_program, safe_streams, tell
 
 
@@ -25,7 +32,13 @@ def run_program(
 
     `make_app` makes the parser of these arguments; `configured` are the commands with --config.
     """
-    with safe_streams() as stdout, SecondSignal([signal.SIGINT]):
+    # A rank that has the default action dies of Ctrl-C, and its launcher tells.
+    numbers = [signal.SIGINT] * (signal.getsignal(signal.SIGINT) != signal.SIG_DFL)
+    with (
+        safe_streams() as stdout,
+        SecondSignal(numbers),
+        handled_signals(numbers, interrupt_once),
+    ):
         code = _run(make_app, configured, list(arguments))
         sys.stdout.flush()
         return stdout.exit_code() if code is None else code
@@ -40,6 +53,7 @@ def _run(
             options, path = read_config_file(arguments)
         app = make_app(arguments)
         name_program(app.name[0])
+        app.suppress_keyboard_interrupt = False  # it would end the process without a word
         if wants_help(app, arguments):
             print(help_text(app, arguments))
             return None
@@ -53,8 +67,8 @@ def _run(
             error.found_by = "job"
         tell_wrong_input(error)
         return WRONG_INPUT
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        return tell_interrupted(interrupt)
     except (MemoryError, ImportError, OSError, RuntimeError) as error:
         if not has_no_room(error) and not isinstance(error, MemoryError):
             raise

@@ -270,7 +270,7 @@ class TrainConfig:
             of stages.
         checkpoint_every: how often to save a checkpoint: a number of steps (50), a time (10m, 2h)
             or never; the last step always saves one, and so does a run that is asked to stop by
-            SIGTERM or SIGUSR1.
+            Ctrl-C, SIGTERM or SIGUSR1.
         keep: number of checkpoints to keep; the oldest is deleted once a newer one is complete.
         keep_best: also keep the checkpoint whose evaluation has the highest top1 or the lowest
             loss, of the moving average where there is one; the validation images choose it, or the

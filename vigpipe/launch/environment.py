@@ -187,6 +187,12 @@ def _too_many(name: str, text: str, most: int) -> InputError:
     return _bad(name, text, f"at most {most} nodes, one for every task of the step")
 
 
+def tells_for_all(env: Mapping[str, str]) -> bool:
+    """Whether this process tells what all ranks of a run know: one that has started ranks does."""
+    rank = env.get("RANK") or env.get("SLURM_PROCID") or "0"
+    return FOLDER_VARIABLE not in env and rank == "0"
+
+
 def threads_per_rank(requested: int | None, ranks: Launch | int, env: Mapping[str, str]) -> int:
     """Choose a rank's CPU threads: --threads, else OMP_NUM_THREADS, else its share of the cores.
 

@@ -33,9 +33,15 @@ from vigpipe.errors import (
 )
 from vigpipe.files.atomic import write_atomically
 from vigpipe.files.names import escaped
-from vigpipe.launch.environment import FOLDER_VARIABLE, LAUNCHER_VARIABLE, Launch, from_environment
+from vigpipe.launch.environment import (
+    FOLDER_VARIABLE,
+    LAUNCHER_VARIABLE,
+    Launch,
+    from_environment,
+    tells_for_all,
+)
 from vigpipe.launch.signals import handled_signals
-from vigpipe.messages import line
+from vigpipe.messages import line, tell
 
 # Ranks that have stopped with a checkpoint leave this file in start_local's folder.
 SAVED_FILE = "saved"
@@ -81,6 +87,9 @@ def run_rank(
     threads can block Python's own exit, while the other ranks wait for its sockets to close. Work
     whose code is not 0 must end with a barrier, because launchers end the other ranks as soon as
     one returns such a code. `failures` are folders for the records; `work` may add some.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C came when there was nothing to save.
     """
     began = time.time()
     private = []
@@ -93,15 +102,17 @@ def run_rank(
             record_file(folder, launch.rank).unlink()  # an earlier run may have left it
     try:
         code = work()
-        if code == SAVED:
+        if code in (SAVED, INTERRUPTED):
             for folder in private:
                 (folder / SAVED_FILE).touch()  # tells a launcher that was asked to stop, too
             if launch.world_size > 1:
                 # A launcher sends SIGTERM to the other ranks once one rank has returned this code.
                 # That would hide the code of a rank that exits later: srun reports the largest.
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        if _has_process_group():
+            _leave(tell_interrupted(interrupt))
+        raise
     except Exception as error:
         code = _report(error, launch, [*failures, *private], began, advice)
         if _has_process_group():
@@ -112,6 +123,16 @@ def run_rank(
 
         dist.destroy_process_group()
     return code
+
+
+def tell_interrupted(interrupt: KeyboardInterrupt) -> int:
+    """Tell, once for all ranks, that Ctrl-C has ended a command; return its exit code.
+
+    The exception may say what had been saved before.
+    """
+    if tells_for_all(os.environ):
+        tell(f"stopped by Ctrl-C, {interrupt if interrupt.args else 'with nothing to save'}")
+    return INTERRUPTED
 
 
 def record_file(folder: Path, rank: int) -> Path:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import tempfile
 from collections.abc import Sequence
 from multiprocessing import forkserver, resource_tracker, util
@@ -24,12 +25,15 @@ def start_fork_server(modules: Sequence[str] = ()) -> ForkServerContext:
     _start_resource_tracker()
     tempdir_before = tempfile.tempdir
     os.environ[STARTER] = str(os.getpid())
+    # The server inherits this, as do its forks, and ignores Ctrl-C itself when it has imported.
+    blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         if len(tempfile.gettempdir().encode()) + _NAMES_LENGTH > LONGEST:
             tempfile.tempdir = "/tmp"
         util.get_temp_dir()  # made once in a process; multiprocessing remembers it
         forkserver.ensure_running()
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
         tempfile.tempdir = tempdir_before
         del os.environ[STARTER]
     return server

@@ -16,13 +16,19 @@ from pkgutil import resolve_name
 from types import FrameType
 from typing import NoReturn
 
-from vigpipe.errors import INTERRUPTED, SAVED
+from vigpipe.errors import DONE, INTERRUPTED, SAVED
 from vigpipe.launch import fork_server
 from vigpipe.launch.environment import FOLDER_VARIABLE, LAUNCHER_VARIABLE
 from vigpipe.launch.failures import SAVED_FILE
 from vigpipe.launch.processes import RankProcesses
 from vigpipe.launch.second_signal import SAME_SECONDS, left_to_handlers
-from vigpipe.launch.signals import STOPPING, Stopped, deferred_signals, handled_signals
+from vigpipe.launch.signals import (
+    STOPPING,
+    Stopped,
+    deferred_signals,
+    handled_signals,
+    leave_ignored,
+)
 from vigpipe.launch.supervisor import Supervisor
 
 
@@ -41,12 +47,17 @@ def start_local(
     """Run `main(arguments)` as world_size ranks on this host, and wait for them.
 
     The ranks meet through files in a private folder, so the only open ports are gloo's own on
-    loopback. A second signal kills the ranks, which otherwise have half a minute to end. `main`,
-    "module:function", returns a rank's exit code. `Supervisor` tells of `replicas`.
+    loopback. Ctrl-C is handed on, and the ranks take their time to save; other signals give them
+    half a minute to end. A second signal kills them. `main`, "module:function", returns a rank's
+    exit code. `Supervisor` tells of `replicas`.
 
     Returned is 0 if every rank returned 0, but for those of lost replicas; SAVED if the ranks
-    stopped with a checkpoint because they or this launcher were asked to; else the code of the
-    first rank that failed by itself, or 128 + n if signal n ended a rank or this launcher.
+    stopped with a checkpoint because they or this launcher were asked to, and INTERRUPTED if that
+    was by Ctrl-C; else the code of the first rank that failed by itself, or 128 + n if signal n
+    ended a rank or this launcher.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C has ended the ranks, and they have not saved.
     """
     server = fork_server.start_fork_server()
     ranks = RankProcesses()
@@ -55,11 +66,12 @@ def start_local(
         asked_at = time.monotonic()
 
         def end_ranks(again: int, frame: FrameType | None) -> None:
-            if again == signal.SIGINT or time.monotonic() - asked_at > SAME_SECONDS:
+            is_person = again == signal.SIGINT != signum
+            if is_person or time.monotonic() - asked_at > SAME_SECONDS:
                 ranks.kill()  # they may be stuck; the clean-up goes on
 
         for number in STOPPING:
-            signal.signal(number, end_ranks)
+            leave_ignored(number, end_ranks)
         raise Stopped(signum)
 
     with left_to_handlers(), handled_signals(STOPPING, stop):
@@ -73,18 +85,31 @@ def start_local(
                     for rank in range(world_size)
                 ]
                 supervisor = Supervisor(ranks, folder, replicas)
+                stack.callback(ranks.end)
                 try:
-                    try:
-                        ranks.start(server, _run, calls)
-                        supervisor.wait()
-                    finally:
-                        ranks.end()
+                    ranks.start(server, _run, calls)
+                    supervisor.wait()
+                    ranks.end()
+                    return supervisor.exit_code()
                 except Stopped as stopped:
-                    ranks.end()  # what is left, if the signal came while they were ending
-                    return SAVED if (folder / SAVED_FILE).exists() else 128 + stopped.signum
-                return supervisor.exit_code()
+                    ranks.end(signal.Signals(stopped.signum))  # what is left of them
+                    if supervisor.is_done(world_size):
+                        return DONE  # the last step had been taken
+                    return _code_of_stopped(stopped, folder)
         except Stopped as stopped:
+            if stopped.signum == signal.SIGINT:
+                raise KeyboardInterrupt from None
             return 128 + stopped.signum
+
+
+def _code_of_stopped(stopped: Stopped, folder: Path) -> int:
+    """Return the exit code of ranks whose launcher was asked to stop, or raise that again."""
+    is_interrupted = stopped.signum == signal.SIGINT
+    if (folder / SAVED_FILE).exists():
+        return INTERRUPTED if is_interrupted else SAVED
+    if is_interrupted:
+        raise stopped
+    return 128 + stopped.signum
 
 
 def _variables(rank: int, world_size: int, threads: int, folder: Path) -> dict[str, str]:
@@ -101,14 +126,14 @@ def _variables(rank: int, world_size: int, threads: int, folder: Path) -> dict[s
 
 def _run(main: str, arguments: list[str], variables: Mapping[str, str]) -> None:
     """Call main as a rank, in a fork of the server."""
+    # Ctrl-C ends this fork, which has nothing to tell, until it trains, and saves first.
+    leave_ignored(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # the server has blocked it
     os.environ.update(variables)
     if not Path(variables[FOLDER_VARIABLE]).is_dir():
         return  # the launcher was stopped while the server had yet to make this fork
     faulthandler.enable()  # a rank that crashes in C code prints where
-    try:
-        code = resolve_name(main)(arguments)
-    except KeyboardInterrupt:  # Ctrl-C may come amid its imports
-        code = INTERRUPTED
+    code = resolve_name(main)(arguments)
     sys.stdout.flush()
     sys.stderr.flush()
     if code:

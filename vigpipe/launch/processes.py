@@ -1,6 +1,7 @@
 """Start the ranks of this host as forks of one server, see each of them end, and end them all."""
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 
-from vigpipe.errors import SAVED
+from vigpipe.errors import INTERRUPTED, SAVED
 from vigpipe.launch.watchdog import Watchdog, has_ended
 
 SERVER_GONE = 255  # multiprocessing's exit code of processes whose fork server has ended
@@ -83,14 +84,20 @@ class RankProcesses:
         self._send(signal.SIGKILL, left)
         return bool(left)
 
-    def end(self) -> None:
-        """Ask ranks to end; kill them after GRACE_SECONDS, frozen ones once a rank has failed."""
-        asked = {rank for rank, number in tuple(self._sent) if number == signal.SIGTERM}
-        self._send(signal.SIGTERM, self.running.keys() - asked)
-        watchdog, deadline = Watchdog(), time.monotonic() + GRACE_SECONDS
+    def end(self, signum: signal.Signals = signal.SIGTERM) -> None:
+        """Ask ranks to end; kill them after GRACE_SECONDS, frozen ones once a rank has failed.
+
+        Ctrl-C is handed on instead, and then ranks have all the time they take: a person sees them.
+        """
+        is_interrupt = signum == signal.SIGINT
+        wanted = signal.SIGINT if is_interrupt else signal.SIGTERM
+        asked = {rank for rank, number in tuple(self._sent) if number == wanted}
+        self._send(wanted, self.running.keys() - asked)
+        watchdog = Watchdog()
+        deadline = math.inf if is_interrupt else time.monotonic() + GRACE_SECONDS
         while self.running and time.monotonic() < deadline:
             self.wait(POLL_SECONDS)
-            if set(self.failures.values()) - {SAVED}:
+            if not set(self.failures.values()) <= {SAVED, INTERRUPTED}:
                 self.kill_frozen(watchdog.find_frozen(self.running))
         self.kill()
         while self.running:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vigpipe.errors import InputError
 from vigpipe.files.names import escaped
 from vigpipe.launch.environment import LONG_WAIT_SECONDS, Launch, digest
+from vigpipe.launch.signals import leave_ignored
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -47,8 +48,8 @@ def meet(launch: Launch, timeout_seconds: float, meeting_seconds: float | None =
     store.set_timeout(limit)
     if launch.world_size > 1:
         # Python runs signal handlers between bytecodes, so never while a store or gloo waits.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            leave_ignored(number, signal.SIG_DFL)
     return _joined(store, launch)
 
 

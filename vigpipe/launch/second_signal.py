@@ -13,13 +13,13 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NoReturn, Self
 
 from vigpipe.messages import line
 
-# A launcher hands on a SIGTERM that the ranks may have got by themselves, as all processes of a
-# group: within this time it is the same one. Nobody hands on Ctrl-C.
+# A launcher hands on a signal that the ranks may have got by themselves, as all processes of a
+# group, or all that a terminal interrupts: within this time it is the same one.
 SAME_SECONDS = 2.0
 
 
@@ -33,12 +33,20 @@ class SecondSignal:
     Only the innermost context counts, in the main thread, where Python handles signals. The signals
     that count need handlers, which are called as always. The process also ends if one SIGTERM has
     come and `went_on` is not called for `patience_seconds`, but not while `is_patient` is set.
+
+    To the first Ctrl-C it answers `answer`, also while the process is busy. When a second one ends
+    it, it says so, with the `last_words`, unless there are none.
     """
 
     def __init__(
-        self, numbers: Collection[signal.Signals], patience_seconds: float = math.inf
+        self,
+        numbers: Collection[signal.Signals],
+        patience_seconds: float = math.inf,
+        answer: str = "",
     ) -> None:
         self._numbers, self._patience_seconds = numbers, patience_seconds
+        self._answer = answer
+        self.last_words: Callable[[], str] = str
         self._pipe: int | None = None
         self.is_patient = False
         self.went_on()
@@ -71,8 +79,8 @@ class SecondSignal:
                 if self.is_patient:
                     left = self._patience_seconds
                 elif left <= 0:
-                    why = f"no step has ended for {self._patience_seconds:g} s"
-                    return _end(signal.SIGTERM, why)
+                    why = f"got SIGTERM, and no step has ended for {self._patience_seconds:g} s"
+                    return _end(signal.SIGTERM, f"process {os.getpid()} {why}: it was ended")
             if not select.select([reader], [], [], left)[0]:
                 continue
             numbers = os.read(reader, 1)
@@ -80,20 +88,26 @@ class SecondSignal:
                 os.close(reader)
                 return
             number, now = signal.Signals(numbers[0]), time.monotonic()
-            is_other = number == signal.SIGINT or now - first.get(number, now) > SAME_SECONDS
-            if number in self._numbers and number in first and is_other:
-                return _end(number, "")
+            is_second = number in first and now - first[number] > SAME_SECONDS
+            if is_second and number in self._numbers:
+                return _end(number, self.last_words() if number == signal.SIGINT else "")
+            if number == signal.SIGINT and number not in first:
+                _write(self._answer)
             first.setdefault(number, now)
 
 
-def _end(number: signal.Signals, why: str) -> NoReturn:
+def _end(number: signal.Signals, sentence: str) -> NoReturn:
     """End with all data loaders; nothing is flushed, for that may be where the process is stuck."""
     for child in multiprocessing.active_children():
         child.kill()
-    if why and select.select([], [2], [], 0)[1]:
-        sentence = f"process {os.getpid()} got {number.name}, and {why}: it was ended"
-        os.write(2, line(sentence).encode())
+    _write(sentence)
     os._exit(128 + number)
+
+
+def _write(sentence: str) -> None:
+    """Write a sentence to stderr, if there is one, and if that waits for nobody."""
+    if sentence and select.select([], [2], [], 0)[1]:
+        os.write(2, line(sentence).encode())
 
 
 @contextlib.contextmanager

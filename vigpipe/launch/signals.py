@@ -5,9 +5,22 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
+Handler = Callable[[int, FrameType | None], Any] | signal.Handlers
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def leave_ignored(number: signal.Signals, handler: Handler) -> None:
+    """Handle a signal from now on, unless this process was started with it ignored."""
+    if signal.getsignal(number) != signal.SIG_IGN:
+        signal.signal(number, handler)
+
+
+def interrupt_once(number: int, frame: FrameType | None) -> NoReturn:
+    """Raise KeyboardInterrupt; another Ctrl-C must not do so amid what is done about it."""
+    signal.signal(number, lambda *_: None)
+    raise KeyboardInterrupt
 
 
 class Stopped(BaseException):
@@ -21,7 +34,7 @@ class Stopped(BaseException):
 @contextlib.contextmanager
 def handled_signals(
     numbers: Sequence[signal.Signals],
-    handler: Callable[[int, FrameType | None], Any] | signal.Handlers,
+    handler: Handler,
 ) -> Iterator[None]:
     """Handle signals in this context, except ignored ones; Python does so in the main thread only.
 

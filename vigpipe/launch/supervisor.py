@@ -43,6 +43,12 @@ class Supervisor:
                 return
             self._ranks.wait(POLL_SECONDS if self._replicas else None)
 
+    def is_done(self, world_size: int) -> bool:
+        """Whether all ranks outside of lost replicas have ended with DONE."""
+        kept = filter(self._is_kept, range(world_size))
+        codes = [self._ranks.exit_codes.get(rank) for rank in kept]
+        return bool(codes) and set(codes) == {DONE}
+
     def exit_code(self) -> int:
         """Tell what no rank could, and return the run's exit code; all ranks must have ended."""
         failures = self._ranks.failures
