@@ -12,10 +12,12 @@ import vigpipe
 from tests.small_digits import write_small_digits
 from tests.world import run_command, start_command, wait_until
 from vigpipe.api import as_arguments
+from vigpipe.run.stop_and_save import ANSWER
 
 pytestmark = pytest.mark.multiprocess
 
 SHORT = "data='digits.npz', model='vig_digits', threads=1, batch_size=36, quiet=True"
+LOUD = SHORT.replace("True", "False")
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +71,8 @@ def test_a_callback_stops_a_run_which_goes_on_later():
     ended = run_script(
         f"""
         options = dict(out="run", {SHORT})
-        run = vigpipe.train(epochs=1000, on_step=lambda row: row["step"] >= 2, **options)
+        stop = lambda row: row["step"] >= 2
+        run = vigpipe.train(epochs=1000, on_step=stop, **{{**options, "quiet": False}})
         assert not run.is_done and not run.summary
         try:
             run.model
@@ -82,7 +85,10 @@ def test_a_callback_stops_a_run_which_goes_on_later():
         assert [row["step"] for row in run.steps] == list(range(1, last + 3))
         """
     )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    *_, told = ended.stdout.splitlines()
+    assert " of 4000 (on_step returned True) with a checkpoint in run/checkpoints; " in told
+    assert told.endswith("go on with vigpipe.train(out='run', resume='auto', ...)")
 
 
 def test_what_goes_wrong_is_an_exception():
@@ -101,9 +107,17 @@ def test_what_goes_wrong_is_an_exception():
             raise LookupError("mine")
 
         try:
-            vigpipe.train(epochs=1000, out="failed", on_step=fail, {SHORT})
+            vigpipe.train(epochs=1000, out="failed", on_step=fail, {LOUD})
         except LookupError as error:
             print(error)
+
+        def interrupt(row):
+            os.kill(os.getpid(), 2)
+
+        try:
+            vigpipe.train(epochs=1000, out="int", on_step=interrupt, {LOUD})
+        except KeyboardInterrupt:
+            print("interrupted")
 
         def kill(row):
             (child,) = open("/proc/self/task/%d/children" % os.getpid()).read().split()
@@ -115,8 +129,11 @@ def test_what_goes_wrong_is_an_exception():
             print(error.code, error)
         """
     )
-    assert (ended.returncode, ended.stderr) == (0, "")
-    wrong, infinite, mine, killed = ended.stdout.splitlines()
+    assert (ended.returncode, ended.stderr) == (0, f"vigpipe: {ANSWER}\n")
+    wrong, infinite, _, failed, mine, _, stopped, interrupted, killed = ended.stdout.splitlines()
+    assert "(on_step raised LookupError) with a checkpoint in failed/checkpoints" in failed
+    assert "(Ctrl-C) with a checkpoint in int/checkpoints; go on with vigpipe.train(out" in stopped
+    assert interrupted == "interrupted"
     assert wrong == "--lr -1.0: must be a number from 0 to 1e+06"
     assert "the loss or a gradient is NaN or infinite" in infinite
     assert mine == "mine"

@@ -1,13 +1,15 @@
 """`vigpipe.train`: train as the command does, from a script or a notebook."""
 
+import contextlib
 import difflib
 import os
 import selectors
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,8 +24,10 @@ from vigpipe.files.untrusted import read_json
 from vigpipe.launch.child import child_process
 from vigpipe.launch.environment import from_environment
 from vigpipe.launch.fork_server import STARTER
+from vigpipe.launch.second_signal import SAME_SECONDS
 from vigpipe.run.folder import AVERAGED_WEIGHTS, METRICS, SUMMARY, WEIGHTS, make_output_folder
 from vigpipe.run.follow import RowFollower, parse_rows, step_rows
+from vigpipe.run.stop_and_save import ASKED_VARIABLE
 
 if TYPE_CHECKING:
     from vigpipe.model.staged import StagedModel
@@ -33,7 +37,7 @@ Callback = Callable[[Row], bool | None]
 
 POLL_SECONDS = 0.1  # between two looks at metrics.jsonl
 # A module that ends this process with the one that started it, then the command line.
-_PROGRAM = "import vigpipe.launch.parent_death, vigpipe.cli, sys; sys.exit(vigpipe.cli.main())"
+_PROGRAM = "import vigpipe.launch.parent_death, vigpipe.__main__; vigpipe.__main__.run()"
 
 
 @dataclass(frozen=True)
@@ -101,8 +105,9 @@ def train(
 
     The training runs in processes of its own, as the command does, and ends with this process. The
     caller therefore needs no `if __name__ == "__main__":`, may be a notebook, and keeps its own
-    memory, signals and random numbers. An exception in a callback, Ctrl-C among them, stops the run
-    with a checkpoint.
+    memory, signals and random numbers. An exception in a callback stops the run with a checkpoint,
+    as does Ctrl-C (in a notebook: to interrupt the kernel), and is raised once that is done. Ctrl-C
+    two seconds later or more ends the run at once.
 
     Args:
         on_step: is given the row of each optimizer step (step, epoch, loss, lr, step_seconds,
@@ -119,6 +124,7 @@ def train(
     Raises:
         InputError: options or data are wrong; nothing was trained.
         FloatingPointError: the loss is NaN or infinite.
+        KeyboardInterrupt: Ctrl-C; the run has saved if it had taken a step.
         TrainingError: the run ended in another way.
         TypeError: there is no such option.
     """
@@ -139,16 +145,12 @@ def train(
     else:
         folder = Path(out)
 
-    def tell(row: Row) -> bool:
-        """Call the callback for a row, and return whether the run is to stop."""
-        callback = None if "event" in row else on_step if "step" in row else on_evaluation
-        return callback is not None and callback(row) is True
-
-    code, last_line = _run(arguments, RowFollower(folder / METRICS), tell, quiet)
+    callbacks = {"on_step": on_step, "on_evaluation": on_evaluation}
+    code, last_line = _run(arguments, RowFollower(folder / METRICS), callbacks, quiet)
     if code in (DONE, SAVED):
         return read_training(folder, is_done=code == DONE)
     if out is None:
-        with suppress(OSError):  # it stays if the run has written something
+        with contextlib.suppress(OSError):  # it stays if the run has written something
             folder.rmdir()
     message = last_line.removeprefix("vigpipe: ")
     if code == WRONG_INPUT:
@@ -185,45 +187,92 @@ def as_arguments(options: Mapping[str, Any]) -> list[str]:
 
 
 def _run(
-    arguments: list[str], rows: RowFollower, tell: Callable[[Row], bool], quiet: bool
+    arguments: list[str],
+    rows: RowFollower,
+    callbacks: Mapping[str, Callback | None],
+    quiet: bool,
 ) -> tuple[int, str]:
-    """Run the command; return its exit code, and the last line of its stderr if it has failed."""
+    """Run the command; return its exit code, and the last line of its stderr if it has failed.
+
+    What a callback has raised, or Ctrl-C, is raised when the run has ended.
+    """
     command = [sys.executable, "-c", _PROGRAM, "train", *arguments]
-    environment = {**os.environ, STARTER: str(os.getpid())}
-    pipe = subprocess.PIPE
-    is_stopping = False
+    stdout = _Printer(sys.stdout, quiet=quiet)
+    stderr = _Printer(sys.stderr, quiet=quiet, keep_last=True)
+    error: BaseException | None = None
+    pressed: list[float] = []  # when Ctrl-C was handed on
 
     def tell_new_rows() -> None:
-        nonlocal is_stopping
+        nonlocal error
         for row in rows.read_new():
-            if tell(row) and not is_stopping:
-                child.terminate()  # once: a second signal would not let it save
-                is_stopping = True
+            name = "on_step" if "step" in row else "on_evaluation"
+            callback = None if "event" in row else callbacks[name]
+            if callback is None or error is not None:
+                continue
+            try:
+                if callback(row) is True:
+                    ask_to_stop(f"{name} returned True")
+            except KeyboardInterrupt:
+                raise
+            except BaseException as raised:
+                error = raised
+                ask_to_stop(f"{name} raised {type(raised).__name__}")
 
-    with child_process(command, stdout=pipe, stderr=pipe, env=environment) as child:
-        stdout = _Printer(sys.stdout, quiet=quiet)
-        stderr = _Printer(sys.stderr, quiet=quiet, keep_last=True)
-        with selectors.DefaultSelector() as selector:
-            for stream, printer in ((child.stdout, stdout), (child.stderr, stderr)):
-                assert stream is not None
-                selector.register(stream, selectors.EVENT_READ, printer)
-            while selector.get_map():
-                ready = selector.select(POLL_SECONDS)
-                for key, _ in ready:
-                    content = os.read(key.fd, 1 << 16)
-                    if content:
-                        key.data.add(content)
-                    else:
-                        selector.unregister(key.fileobj)
-                tell_new_rows()
-                if not ready and child.poll() is not None:
-                    break  # it was killed, and something of it still holds its pipes
+    def ask_to_stop(why: str) -> None:
+        if not asked.exists():  # once: a second signal would not let it save
+            asked.write_text(why, encoding="utf-8")
+            child.terminate()
+
+    with contextlib.ExitStack() as stack:
+        temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="vigpipe-"))
+        asked = Path(temporary, "why")
+        variables = {**os.environ, STARTER: str(os.getpid()), ASKED_VARIABLE: str(asked)}
+        pipe = subprocess.PIPE
+        child = stack.enter_context(child_process(command, stdout=pipe, stderr=pipe, env=variables))
+        selector = stack.enter_context(selectors.DefaultSelector())
+        for stream, printer in ((child.stdout, stdout), (child.stderr, stderr)):
+            assert stream is not None
+            selector.register(stream, selectors.EVENT_READ, printer)
+        while True:
+            try:
+                _print_until_end(child, selector, tell_new_rows)
+                break
+            except KeyboardInterrupt as interrupt:
+                if len(pressed) > 1:
+                    raise  # the run does not even end
+                if not pressed or time.monotonic() - pressed[0] > SAME_SECONDS:
+                    error = interrupt
+                    stderr.end()  # it answers in sentences
+                    pressed.append(time.monotonic())
+                    child.send_signal(signal.SIGINT)
         code = child.wait()
-        tell_new_rows()
     stdout.end()
-    if code in (DONE, SAVED):
+    if error is not None or code in (DONE, SAVED):
         stderr.end()
+    if error is not None:
+        raise error
     return code, stderr.last_line
+
+
+def _print_until_end(
+    child: subprocess.Popen[bytes],
+    selector: selectors.BaseSelector,
+    tell_new_rows: Callable[[], None],
+) -> None:
+    """Print what a process prints, and tell the rows that it writes, until it ends."""
+    while selector.get_map():
+        ready = selector.select(POLL_SECONDS)
+        for key, _ in ready:
+            content = os.read(key.fd, 1 << 16)
+            if content:
+                key.data.add(content)
+            else:
+                selector.unregister(key.fileobj)
+        tell_new_rows()
+        if not ready and child.poll() is not None:
+            break  # it was killed, and something of it still holds its pipes
+    child.wait()
+    tell_new_rows()
 
 
 class _Printer:
@@ -241,7 +290,9 @@ class _Printer:
         self._kept = content[start:]
 
     def end(self) -> None:
+        """Print what is held back, and hold nothing back from now on."""
         self._print(self._kept)
+        self._last, self._kept = None, b""
 
     @property
     def last_line(self) -> str:
