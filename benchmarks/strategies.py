@@ -245,7 +245,7 @@ def _work(strategy: Strategy, weights: Weights, costs: Iterator[float]) -> None:
     stats, is_finite = torch.zeros(1, 3, 0, dtype=torch.float64), torch.tensor(True)
     for _ in strategy.items(0, is_evaluated=True, loop=_Applies(strategy)):
         sleep_until(time.perf_counter() + next(costs))
-        strategy.combine_gradients(Computed(gradients, stats, is_finite, 1, None))
+        strategy.combine_gradients(Computed(gradients, stats, is_finite, 1, True, None))
         strategy.hear(Agreement([Status()]))
 
 

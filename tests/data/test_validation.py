@@ -21,6 +21,9 @@ class Numbers:
     def name_of(self, index: int) -> str:
         return f"image {index}"
 
+    def marks(self) -> tuple[bytes, ...]:
+        return ()
+
 
 def divided(labels, fraction: float, seed: int = 0) -> tuple[list[int], list[int]]:
     """The indices of the images that are left for training, and of those held out."""

@@ -68,7 +68,7 @@ def put(place: str, step: int, what: str) -> None:
     from vigpipe.checkpoint import saver
     from vigpipe.parallel import stage
 
-    now = [0]
+    now, asked = [0], []
     train_step = training.train_step
 
     def counted(rank_state, batch, wishes):
@@ -77,7 +77,8 @@ def put(place: str, step: int, what: str) -> None:
             happen(what)
         if place == "loss" and now[0] == step and batch.inputs is not None:
             batch.inputs.fill_(torch.nan)
-        if place == "stop" and now[0] == step:
+        if place == "stop" and now[0] >= step and not asked:
+            asked.append(now[0])
             os.kill(os.getpid(), signal.SIGTERM)
         return train_step(rank_state, batch, wishes)
 
@@ -137,18 +138,22 @@ def put(place: str, step: int, what: str) -> None:
         Exchange._transfer = transferred
     if place == "stop":  # when it has been asked to, and before it has saved
 
+        save = training.Checkpoints.save
+
         def saved(*args, **options):
-            happen(what)
+            if asked:  # others may be quick enough for a checkpoint before
+                happen(what)
+            save(*args, **options)
 
         training.Checkpoints.save = saved
     if place == "weights":  # of the end, when all steps are done
-        save = training.save_run_weights
+        save_weights = training.save_run_weights
 
-        def asked(*args, **options):
+        def written_last(*args, **options):
             happen(what)
-            save(*args, **options)
+            save_weights(*args, **options)
 
-        training.save_run_weights = asked
+        training.save_run_weights = written_last
     if place == "end":
         now[0] = step
         wrap(training, "share_evaluation")
