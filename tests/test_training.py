@@ -173,8 +173,9 @@ def test_the_weights_load_into_the_unsplit_model_and_score_the_same(run, request
 
 
 def test_one_rank_speaks_in_lines_and_draws_no_bar_into_a_file(four_ranks):
-    first, evaluation, last = (four_ranks / "stdout").read_text().splitlines()
+    first, images, evaluation, last = (four_ranks / "stdout").read_text().splitlines()
     assert "2 replicas × 2 stages, 2 micro-batches" in first
+    assert images == "10 classes (0, 1, 2, 3, 4, …), 144 training and 24 test images"
     assert re.match(r"epoch 1: training loss [0-9.]+; test loss [0-9.]+,", evaluation)
     assert str(four_ranks) in last
     assert "\x1b" not in first + evaluation + last

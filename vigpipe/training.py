@@ -192,10 +192,7 @@ class Training(Loop):
         self.reporter.add_pushed(pushed, lr)
         self._tell_lost()
 
-    def skip(self, replica: int, step: int, *, is_empty: bool) -> None:
-        if is_empty:
-            self.reporter.add_empty(step + 1, f"the item of worker {replica}")
-            return
+    def skip(self, replica: int, step: int) -> None:
         what = f"step {step + 1}: the loss or a gradient of worker {replica} is NaN or infinite"
         self.reporter.announce("skipped", f"{what}; skipped", step + 1)
 

@@ -139,21 +139,6 @@ def test_stages_predict_the_same(capsys):
     assert [json.loads(line) for line in done.stdout.splitlines()] == told(capsys)
 
 
-def test_a_reader_that_has_gone_is_no_error(capfd, monkeypatch):
-    write_graph()
-    write_weights()
-    closed = []
-    monkeypatch.setattr("vigpipe.commands.predict.os.dup2", lambda *fds: closed.append(fds))
-
-    def refuse(text):
-        raise BrokenPipeError
-
-    monkeypatch.setattr("builtins.print", refuse)
-    assert main(["predict", *OURS.split(), "--data", "g.npz"]) == 141
-    assert len(closed) == 1
-    assert capfd.readouterr().err == ""
-
-
 def test_logits_that_are_no_numbers_are_no_prediction(capsys):
     write_graph()
     job = write_weights()

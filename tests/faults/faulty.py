@@ -137,7 +137,6 @@ def put(place: str, step: int, what: str) -> None:
 
         Exchange._transfer = transferred
     if place == "stop":  # when it has been asked to, and before it has saved
-
         save = training.Checkpoints.save
 
         def saved(*args, **options):

@@ -80,7 +80,7 @@ def test_another_word_lists_what_there_is():
 def test_a_graph_that_memory_does_not_hold_is_named(monkeypatch):
     """The advice was to take more --microbatches."""
 
-    def read(_):
+    def read(*_, **__):
         raise MemoryError("Unable to allocate 7.28 TiB")
 
     monkeypatch.setattr("vigpipe.graphs.formats.graph_file.read", read)

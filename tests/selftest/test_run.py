@@ -96,8 +96,8 @@ def test_parts_share_the_budget_by_their_weights(parts, tmp_path):
 def test_an_interrupted_selftest_leaves_what_it_has(parts, tmp_path):
     passed = Row("one", "passed")
     parts(("first", 1, [passed], None), ("second", 1, [passed], KeyboardInterrupt()))
-    with pytest.raises(SystemExit, match="130"):
-        main(["selftest", "--parts", "first,second", "--out", str(tmp_path / "out")])
+    words = ["selftest", "--parts", "first,second", "--out", str(tmp_path / "out")]
+    assert main(words) == 130
     read = json.loads((tmp_path / "out" / "result.json").read_text())
     assert [part["name"] for part in read["parts"]] == ["first"]
     assert (tmp_path / "out" / "page.html").exists()

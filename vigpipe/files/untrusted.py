@@ -14,6 +14,7 @@ from typing import Any
 
 from vigpipe.errors import InputError
 
+CHECK = "; check the file"  # who knows better leaves it out
 MOST_BYTES = 16 << 20  # largest file that is parsed at once
 MOST_ROWS = 1 << 30  # bytes of the largest file with a row for every step
 MOST_TOML = 1 << 15  # largest TOML file: for a key of 64 KiB of dots, tomllib takes 20 s
@@ -34,7 +35,7 @@ def _refused(path: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); check the file") from error
+        raise InputError(f"{path}: cannot be read ({error.strerror}){CHECK}") from error
     except ValueError as error:  # a zero byte in the name, or half a surrogate pair
         raise InputError(f"{path}: is not a file name ({error}); give another") from error
 

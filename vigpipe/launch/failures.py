@@ -249,14 +249,14 @@ def _report(
     elif isinstance(error, WorkerError):
         message = str(error)
         code, text = PEER_LOST, line(f"rank {launch.rank}: {message}")
-    elif has_no_room(error):
-        message = no_room(error)
-        text = line(f"rank {launch.rank}: {message}" if launch.world_size > 1 else message)
     elif is_out_of_memory(error):
         message = (
             f"rank {launch.rank} ran out of memory ({_first_line(error)}); {advice.out_of_memory}"
         )
         text = line(message)
+    elif has_no_room(error):
+        message = no_room(error)
+        text = line(f"rank {launch.rank}: {message}" if launch.world_size > 1 else message)
     elif launch.world_size > 1 and is_lost_peer(error):
         # Gloo puts its source file in front of the message and advice behind it; the stores put
         # the frames of their C++ code behind it.
@@ -285,7 +285,7 @@ def _report(
     if may_be_explained and _appears(is_explained_by, launch, folders, began):
         return code
     if isinstance(error, InputError) and not has_met:
-        text = _wrong_input(error, launch)
+        text = _wrong_input(error, message, launch)
     sys.stderr.write(text)  # one call, so that ranks do not mix their lines
     return code
 
@@ -298,17 +298,17 @@ def tell_wrong_input(error: InputError) -> None:
         launch = from_environment({})
     if launch.rank > 0:
         time.sleep(CAUSE_SECONDS)  # launchers end rank 0 too once this rank has ended
-    sys.stderr.write(_wrong_input(error, launch))
+    sys.stderr.write(_wrong_input(error, str(error), launch))
     sys.stderr.flush()
 
 
-def _wrong_input(error: InputError, launch: Launch) -> str:
+def _wrong_input(error: InputError, message: str, launch: Launch) -> str:
     """Return the line with which this rank speaks; empty where another rank says the same."""
     if launch.rank == 0 or launch.launcher == "local":
-        return line(str(error))
+        return line(message)
     if error.found_by == "job" or (error.found_by == "host" and launch.local_rank > 0):
         return ""
-    return line(f"{socket.gethostname()}: {error}")
+    return line(f"{socket.gethostname()}: {message}")
 
 
 def _record(launch: Launch, folders: Sequence[Path], **facts: Any) -> None:

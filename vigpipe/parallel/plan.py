@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vigpipe.errors import InputError
 from vigpipe.files.shipped import shipped
-from vigpipe.files.untrusted import read_toml
+from vigpipe.files.untrusted import CHECK, read_toml
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def read_plan(path: Path, model: str, num_blocks: int) -> Plan:
     try:
         content = read_toml(path)
     except InputError as error:
-        raise InputError(f"--stages {error}; {advice}") from error
+        raise InputError(f"--stages {str(error).removesuffix(CHECK)}; {advice}") from error
     keys, has = ("model", "stages"), "a plan has the keys model and stages"
     for key in content:
         if key not in keys:

@@ -143,8 +143,8 @@ class Server(_WithServer):
             self._staleness[pushed.staleness] += 1
             with self._diary.doing("worked"):
                 loop.apply(pushed)
-        else:
-            loop.skip(worker, step, is_empty=action is Action.PASS)
+        elif action is Action.SKIP:
+            loop.skip(worker, step)
         self._num_served += 1
 
     @torch.no_grad()

@@ -72,8 +72,8 @@ class Loop:
     def apply(self, pushed: Pushed) -> None:
         """Take one optimizer step with the gradients of another replica."""
 
-    def skip(self, replica: int, step: int, *, is_empty: bool) -> None:
-        """Take no step with a replica's item: it `is_empty`, or its gradients are not finite."""
+    def skip(self, replica: int, step: int) -> None:
+        """Take no step with gradients of a replica, since they or their loss are not finite."""
 
     def take_over(self) -> None:
         """Write the run's files from now on, since all replicas before this one are lost."""

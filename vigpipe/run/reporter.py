@@ -132,8 +132,8 @@ class Reporter:
             why = _explain_skipped(self._state, taken, self._num_skipped)
             self.announce("skipped", why, step.number)
         elif step.agreement.empty:
-            if self.loss is not None and not self._state.run.layout.has_server:  # which tells it
-                self.add_empty(step.number, "its sub-graphs", taken.item, is_taken=step.is_taken)
+            if self.loss is not None:
+                self._add_empty(taken)
             self.loss = None
         elif self.loss is not None and step.is_taken:
             self._add_row(taken, self.loss)
@@ -155,9 +155,9 @@ class Reporter:
         if counts and (why := self._slow_data.add(waited, step.seconds)):
             self.announce("data", why, step.number)
 
-    def _whose(self, item: int | None) -> dict[str, int]:
+    def _whose(self, item: int) -> dict[str, int]:
         """Return what a row says of the replica that took the step, if replicas have their own."""
-        if self._state.own_steps is None or item is None:
+        if self._state.own_steps is None:
             return {}
         team, _ = self._state.run.layout.team_of(self._state.mesh.replica_index)
         return {"replica": team, "item": item}
@@ -169,15 +169,16 @@ class Reporter:
         if own_steps is not None and of_team == 0 and mesh.shards.rank == 0:
             own_steps.note(row)
 
-    def add_empty(
-        self, step: int, what: str, item: int | None = None, *, is_taken: bool = False
-    ) -> None:
+    def _add_empty(self, taken: TakenStep) -> None:
         """Record that a step had nothing to train on of its own; tell the first time."""
+        step, item = taken.step, taken.item
         name, outcome = "skipped", "skipped"
-        if is_taken:
+        if step.is_taken:
             name, outcome = "empty", "taken with the gradients of others"
-        message = f"step {step}: no training {self._state.run.job.unit} in {what}; {outcome}"
-        event = {"event": name, "step": step, "message": message, **self._whose(item)}
+        unit = self._state.run.job.unit
+        message = f"step {step.number}: no training {unit} in its sub-graphs; {outcome}"
+        facts = {"event": name, "step": step.number, "message": message}
+        event = {**facts, **self._whose(item)}
         if self.record is None:
             self._note(event)
         else:
