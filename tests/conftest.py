@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,10 @@ settings.load_profile("steady")
 # Before torch is imported, here and by all that is started from here. Threads of OpenMP spin while
 # they wait, by default: two runs of two threads on two cores took eight times as long as one.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# A shell lets its background jobs ignore Ctrl-C, which tests send to themselves.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Files with tests of these stay whole, as their tests share worlds of ranks. Of the last two one
 # run, of timm's own tests and of Triton's interpreter, answers for all files.

@@ -85,9 +85,9 @@ def test_a_signal_is_a_wish_and_ends_nothing(number, code, why, told, capfd):
     save_and_stop = SaveAndStop(Interval())
     with save_and_stop:
         assert not save_and_stop.is_stop_due()
-        os.kill(os.getpid(), number)
-        os.kill(os.getpid(), number)  # a launcher hands it on
-        os.kill(os.getpid(), signal.SIGTERM)  # srun sends it after Ctrl-C
+        signal.raise_signal(number)
+        signal.raise_signal(number)  # a launcher hands it on
+        signal.raise_signal(signal.SIGTERM)  # srun sends it after Ctrl-C
         assert save_and_stop.is_stop_due()
         assert (save_and_stop.why, save_and_stop.code) == (why.format(pid=os.getpid()), code)
     save_and_stop._second_signal.thread.join()
