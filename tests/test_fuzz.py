@@ -1,4 +1,7 @@
-"""Wrong files at random: each is read as something sensible, or refused in one sentence."""
+"""Wrong files at random: each is read as something sensible, or refused in one sentence.
+
+VIGPIPE_FILES=20000 draws so many of each kind.
+"""
 
 import io
 import json
@@ -33,18 +36,21 @@ from tests.planning.profiles import make_piece, make_profile
 from tests.refusals import check_refusals
 from vigpipe.cli import main
 from vigpipe.config.files import as_toml, read_config_file
+from vigpipe.config.of_weights import follow_weights
 from vigpipe.config.options import TrainConfig, check_numbers, with_model_defaults
+from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.data import formats, images
 from vigpipe.data.picture import to_array
 from vigpipe.errors import InputError
 from vigpipe.files.names import is_plain
+from vigpipe.graphs.sources import open_graph
 from vigpipe.model.weights import load_weights, read_weights
 from vigpipe.parallel.plan import read_plan
 from vigpipe.planning.profile import read_profile
 
 # Outside of tests what Pillow and torch warn of is no error.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-NUM_FILES = 250  # always the same
+NUM_FILES = int(os.environ.get("VIGPIPE_FILES", "200"))  # of each kind, always the same
 
 
 def search(
@@ -124,7 +130,7 @@ def refusal(read, content: bytes, path) -> str | None:
     except InputError as error:
         said = str(error)
     assert str(path) in said
-    assert said.isprintable()  # one line, and nothing that moves the cursor
+    assert is_plain(said)  # one line, and nothing that moves the cursor
     return said
 
 
@@ -390,6 +396,92 @@ def test_whole_weights_are_read(tmp_path):
     for content in WHOLE:
         path = tmp_path / "weights"
         assert refusal(lambda path: load_weights(nn.Linear(4, 3), path), content, path) is None
+
+
+# ---- graphs, and what weights say of their model ----------------------------------------------
+
+GRAPH: dict[str, np.ndarray] = {
+    "edge_src": np.array([0, 1, 2, 3, 4]),
+    "edge_dst": np.array([1, 2, 3, 4, 0]),
+    "x": np.arange(18.0).reshape(6, 3),
+    "y": np.array([0, 1, 0, 1, 0, 1]),
+    "split": np.array([0, 0, 1, 1, 2, 2]),
+    "classes": np.array(["a", "b"]),
+}
+OTHER_NAMES = ("x_indptr", "x_indices", "x_data", "x_shape", "num_features", "names", "edge_weight")
+graph_numbers = st.integers(-2, 7) | st.sampled_from([-(2**31), 2**62, 1 << 40, 255])
+
+
+@st.composite
+def any_array(draw) -> np.ndarray:
+    """Numbers, truth or texts of a plausible shape, with values that may be none."""
+    kind = draw(st.sampled_from(["<i8", "<u8", "i1", "u1", "<f4", "<f8", "?", "<U3", "S2", "<c16"]))
+    shape = draw(
+        st.sampled_from([(6,), (5,), (6, 1), (6, 2), (6, 3), (7,), (2,), (0,), (), (1, 6)])
+    )
+    values = draw(st.lists(graph_numbers, min_size=1, max_size=4))
+    with np.errstate(all="ignore"):
+        array = np.resize(np.array(values), shape).astype(kind)
+    if array.dtype.kind == "f" and array.size and draw(st.booleans()):
+        array.flat[0] = draw(st.sampled_from([np.nan, np.inf, -np.inf, 1e38, 0.5]))
+    return array
+
+
+changed_graphs = st.dictionaries(
+    st.sampled_from([*GRAPH, *OTHER_NAMES]), any_array() | st.none(), max_size=3
+)
+
+
+def test_graph_files(tmp_path):
+    """Read as a graph of which every number can be believed, or refused."""
+
+    def read(path):
+        options: dict[str, Any] = {"features": None, "symmetric": None, "seed": 0}
+        graph = open_graph(str(path), data_dir=tmp_path, download=False, **options)
+        num_nodes, ends = graph.num_nodes, graph.sources()
+        assert not len(ends) or 0 <= ends.min() <= ends.max() < num_nodes
+        assert np.isfinite(graph.features[:].sum())
+        assert {0, 2} <= set(graph.split.tolist()) <= {-1, 0, 1, 2}
+        assert graph.is_multi_label or -1 <= graph.labels.min() <= graph.labels.max()
+        assert len(graph.labels) == len(graph.split) == graph.features.shape[0] == num_nodes
+
+    def as_file(changes):
+        arrays: dict[str, Any] = GRAPH | changes
+        content = io.BytesIO()
+        np.savez(content, **{k: v for k, v in arrays.items() if v is not None})
+        return content.getvalue()
+
+    whole = as_file({})
+    files = changed_graphs.map(as_file) | damaged(whole)
+    search(files, judge(read, tmp_path / "graph.npz"))
+    assert refusal(read, whole, tmp_path / "graph.npz") is None
+
+
+SAID = (
+    *("model", "norm", "graph", "aggregator", "stem_stride", "compat", "layers", "width", "heads"),
+    *("features", "symmetric", "img_size", "crop_pct", "mean", "std", "class_names"),
+    "multi_label",
+)
+words = st.text(max_size=5) | st.sampled_from(
+    [
+        *("sage", "gat", "vig_digits", "mean", "max", "knn", "grid", "batch", "none", "raw"),
+        *("tfidf", "True", "", "1", "2", "-1", "8x8", "0.5", "nan", "1e999", "9" * 400),
+        *("[]", '["a"', "[" * 5000, "\x1b[2J"),
+    ]
+)
+
+
+def test_what_weights_say_of_their_model(tmp_path):
+    """Followed as options that fit their model, or refused."""
+
+    def read(path):
+        config = follow_weights(TrainConfig(weights=path))
+        check_numbers(config)
+        assert config.model in MODEL_DEFAULTS
+
+    metadata = st.dictionaries(st.sampled_from(SAID), words, max_size=6)
+    files = metadata.map(lambda said: save({"w": torch.ones(1)}, said))
+    search(files, judge(read, tmp_path / "w.safetensors"))
 
 
 # ---- what luck would hardly find --------------------------------------------------------------
