@@ -123,10 +123,11 @@ def _as(part: Any, value: Any) -> tuple[Any] | None:
 def typed(function: Callable[P, R]) -> Callable[P, R]:
     """Check the arguments of a function by its annotations, before it runs; see `checked`."""
     signature = inspect.signature(function)
+    hints_of = functools.cache(get_type_hints)  # at the first call, when all names are there
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        hints = get_type_hints(function)
+        hints = hints_of(function)
         bound = signature.bind(*args, **kwargs)
         for name, value in bound.arguments.items():
             is_options = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD

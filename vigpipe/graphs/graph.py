@@ -1,8 +1,10 @@
 """One large graph: its edges, and what its nodes carry, in memory or in files."""
 
 import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -93,10 +95,21 @@ class Graph:
 
     @cached_property
     def sha256(self) -> str:
-        digest = hashlib.sha256("\0".join(self.class_names).encode())
-        for array in (self.indptr, self.sources(), self.labels, self.split):
-            digest.update(np.ascontiguousarray(array).data)
-        return digest.hexdigest()
+        return digest_of(self.class_names, self.indptr, [self.sources()], self.labels, self.split)
+
+
+def digest_of(
+    class_names: Sequence[str],
+    indptr: np.ndarray,
+    indices: Iterable[np.ndarray],
+    labels: np.ndarray,
+    split: np.ndarray,
+) -> str:
+    """Return the SHA-256 of a graph but its features; `indices`, int64, may come in pieces."""
+    digest = hashlib.sha256("\0".join(class_names).encode())
+    for array in chain([indptr], indices, [labels, split]):
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
 
 
 def edges_into(indptr: np.ndarray, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

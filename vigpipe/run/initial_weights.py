@@ -47,7 +47,7 @@ def initial_state(
                 f"{path}: was trained on data with {words}: {there}, and {data} has {needed}; "
                 "give data like those, or choose other weights"
             )
-    order, _ = _class_order(config, job)
+    order, _ = _class_order(metadata, config, job)
     matched = match_state(state, model, str(path), new_classifier=config.new_classifier)
     return matched if order is None else with_classes(matched, model, order)
 
@@ -62,7 +62,7 @@ def notes_on_weights(config: TrainConfig, job: Job) -> list[str]:
         options = said_options(metadata, config.weights).items()
         said = " ".join([f"--model {metadata['model']}", *(as_given(*of) for of in options)])
         notes.append(f"{config.weights} was trained with {said}")
-    _, note = _class_order(config, job)
+    _, note = _class_order(metadata, config, job)
     return notes if note is None else [*notes, note]
 
 
@@ -76,14 +76,16 @@ def names_of_classes(config: TrainConfig, ours: tuple[str, ...]) -> tuple[str, .
     return theirs if theirs and _are_numbers(ours) else ours
 
 
-def _class_order(config: TrainConfig, job: Job) -> tuple[list[int] | None, str | None]:
+def _class_order(
+    metadata: Mapping[str, str], config: TrainConfig, job: Job
+) -> tuple[list[int] | None, str | None]:
     """Return for each class of the data its label in the file, None if the same, and a note.
 
     InputError if the file has other classes.
     """
     path, data, ours = config.weights, f"--data {config.data}", job.class_names
     assert path is not None
-    theirs = class_names(metadata_if_any(path), path)
+    theirs = class_names(metadata, path)
     if config.new_classifier or theirs == ours:
         return None, None
     if _are_numbers(theirs):

@@ -1,6 +1,5 @@
 """Open a prepared folder as a graph."""
 
-import hashlib
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +11,7 @@ from vigpipe.errors import InputError
 from vigpipe.files.untrusted import read_json
 from vigpipe.graphs.formats.checked import check_features
 from vigpipe.graphs.formats.labels import check_class_names, check_trainable
-from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST
+from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST, digest_of
 from vigpipe.graphs.prepared.files import Arrays, Files, array, check_rows, numbers
 from vigpipe.graphs.prepared.graph import PreparedGraph
 from vigpipe.graphs.prepared.manifest import NAMES, NODES, Manifest, file_of_part, read_manifest
@@ -54,15 +53,13 @@ def open_folder(folder: Path) -> PreparedGraph:
 def check_folder(folder: Path) -> Manifest:
     """Check every file of a folder, and what is in it; InputError if it is not what it must be."""
     graph = open_folder(folder)
-    manifest = graph.manifest
-    digest = hashlib.sha256("\0".join(graph.class_names).encode())  # the same as Graph.sha256
-    digest.update(graph.indptr.data)
-    for start, end in pairwise(manifest.first_nodes):
-        digest.update(graph.indices[graph.indptr[start] : graph.indptr[end]].data)
+    manifest, indptr = graph.manifest, graph.indptr
+    parts = [*pairwise(manifest.first_nodes)]
+    indices = (graph.indices[indptr[start] : indptr[end]] for start, end in parts)
+    found = digest_of(graph.class_names, indptr, indices, graph.labels, graph.split)
+    for start, end in parts:
         _ = graph.features[start:end]
-    digest.update(np.ascontiguousarray(graph.labels).data)
-    digest.update(graph.split.data)
-    if digest.hexdigest() != manifest.graph_sha256:
+    if found != manifest.graph_sha256:
         raise InputError(
             f"{folder}: holds another graph than its manifest says by graph_sha256; prepare the "
             "folder anew"
