@@ -30,6 +30,8 @@ class Checkpoints:
     ) -> None:
         layout = rank_state.run.layout
         self.rank_state = rank_state
+        # Not first in the middle of training: of pictures it looks at every file.
+        self._fingerprint = rank_state.run.fingerprint
         # A server has all there is; otherwise every rank has a share.
         replicas = [layout.writer] if layout.has_server else range(layout.num_replicas)
         self._replica_of = {
@@ -130,7 +132,7 @@ class Checkpoints:
             evaluated=evaluated,
             loss=loss,
             config=as_toml(run.config),
-            data={**run.fingerprint, **self.rank_state.feed.progress()},
+            data={**self._fingerprint, **self.rank_state.feed.progress()},
             layout={
                 "text": str(layout),
                 "stages": [list(blocks) for blocks in run.plan.stages],

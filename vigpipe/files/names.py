@@ -3,6 +3,8 @@
 import unicodedata
 from collections.abc import Sequence
 
+from vigpipe.errors import InputError
+
 # Control characters, halves of surrogate pairs (Python's stand-in for bytes that are not UTF-8),
 # and separators of lines and paragraphs.
 _CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
@@ -41,6 +43,21 @@ def first_few(names: Sequence[str], most: int = MOST_NAMED) -> str:
     """Name the first of many, safe to print: `a, b, …`."""
     shown = [escaped(name) for name in names[:most]]
     return ", ".join([*shown, "…"] if len(names) > most else shown)
+
+
+def check_class_names(names: Sequence[str], where: str) -> None:
+    """Raise InputError, which begins with `where`, if names cannot be shown, or two are equal."""
+    for label, name in enumerate(names):
+        if not name.strip() or not is_plain(name):
+            raise InputError(
+                f"{where}: the name of class {label}, '{escaped(name)}', is empty or has control "
+                "characters in it; rename it"
+            )
+    if len(set(names)) < len(names):
+        twice = next(name for label, name in enumerate(names) if name in names[:label])
+        raise InputError(
+            f"{where}: two classes are called '{escaped(twice)}'; give each a name of its own"
+        )
 
 
 def _is_plain(character: str) -> bool:

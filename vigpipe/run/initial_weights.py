@@ -8,7 +8,7 @@ from torch import Tensor
 from vigpipe.config.of_weights import said_options
 from vigpipe.config.options import TrainConfig, as_given
 from vigpipe.errors import InputError
-from vigpipe.files.names import escaped
+from vigpipe.files.names import first_few
 from vigpipe.files.weights_metadata import class_names, metadata_if_any
 from vigpipe.job.job import Job
 from vigpipe.model.staged import StagedModel
@@ -19,7 +19,6 @@ _OF_DATA = {  # facts that the data decide, as metadata name them, and in words
     "num_features": "features of a node",
     "multi_label": "several classes of a node",
 }
-_MOST_NAMED = 5
 
 
 def read_initial(path: Path) -> dict[str, Tensor]:
@@ -89,17 +88,17 @@ def _class_order(
     if config.new_classifier or theirs == ours:
         return None, None
     if _are_numbers(theirs):
-        return None, f"{path} does not name its classes: they are taken to be {_listed(ours)}"
+        return None, f"{path} does not name its classes: they are taken to be {first_few(ours)}"
     if _are_numbers(ours):
-        return None, f"{data} does not name its classes: they are taken to be {_listed(theirs)}"
+        return None, f"{data} does not name its classes: they are taken to be {first_few(theirs)}"
     if sorted(theirs) == sorted(ours):
         order = [theirs.index(name) for name in ours]
         return order, (
-            f"{path} has its classes in another order, {_listed(theirs)}: the last layer is "
-            f"reordered to {_listed(ours)}"
+            f"{path} has its classes in another order, {first_few(theirs)}: the last layer is "
+            f"reordered to {first_few(ours)}"
         )
     raise InputError(
-        f"{path}: its classes are {_listed(theirs)}, and those of {data} {_listed(ours)}; give "
+        f"{path}: its classes are {first_few(theirs)}, and those of {data} {first_few(ours)}; give "
         "data of the same classes, or train a new last layer with --new-classifier"
     )
 
@@ -107,8 +106,3 @@ def _class_order(
 def _are_numbers(names: Sequence[str]) -> bool:
     """Whether classes are named after their labels, as those without names are, or not at all."""
     return all(name == str(label) for label, name in enumerate(names))
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(escaped(name, 40) for name in names[:_MOST_NAMED]) + more

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vigpipe.errors import InputError
-from vigpipe.files.names import escaped, first_few, is_plain
+from vigpipe.files.names import check_class_names, escaped, first_few, is_plain
 from vigpipe.files.untrusted import read_text
 
 _LISTS = ("classes.txt", "classnames.txt")  # a name on each line
@@ -45,7 +45,11 @@ def check_labels(
     if are_texts == {True} and names is None:
         names = [str(name) for name in np.unique(train)]
     if names is not None:
-        _check_names(names, where)
+        if not names:
+            raise InputError(
+                f"{where}: its list of class names is empty; name every class, or none"
+            )
+        check_class_names(names, where)
     if are_texts == {True}:
         assert names is not None
         train = _number(train, names, "train", where)
@@ -87,24 +91,6 @@ def _number(labels: np.ndarray, names: Sequence[str], split: str, where: str) ->
                 f"of the {len(names)} classes ({first_few(names)}); mend the labels"
             )
     return np.array([number_of[str(text)] for text in texts], dtype=np.int64)[of_image.reshape(-1)]
-
-
-def _check_names(names: Sequence[str], where: str) -> None:
-    """Refuse names of classes if one is empty or not text on one line, two are equal, or none."""
-    if not names:
-        raise InputError(f"{where}: its list of class names is empty; name every class, or none")
-    seen: set[str] = set()
-    for label, name in enumerate(names):
-        if not name.strip() or not is_plain(name):
-            raise InputError(
-                f"{where}: the name of class {label}, '{escaped(name)}', is empty or has control "
-                "characters in it; rename it"
-            )
-        if name in seen:
-            raise InputError(
-                f"{where}: two classes are called '{escaped(name)}'; give each a name of its own"
-            )
-        seen.add(name)
 
 
 def listed_names(folder: Path) -> tuple[str, ...] | None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vigpipe.errors import InputError
-from vigpipe.files.names import escaped, is_plain
+from vigpipe.files.names import check_class_names, escaped
 from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST, TRAIN
 
 _MOST_EXACT = 1 << 53  # float64 has every whole number up to this one
@@ -80,21 +80,6 @@ def check_trainable(
                 advice = "classes count from 0, so subtract 1 if these labels count from 1"
             raise InputError(f"{where}: class {absent} ('{name}') has no training nodes; {advice}")
     return split
-
-
-def check_class_names(names: Sequence[str], where: str) -> None:
-    """Raise InputError, which begins with `where`, if names cannot be shown, or are not unique."""
-    for label, name in enumerate(names):
-        if not name.strip() or not is_plain(name):
-            raise InputError(
-                f"{where}: the name of class {label}, '{escaped(name)}', is empty or has control "
-                "characters in it; rename it"
-            )
-    if len(set(names)) < len(names):
-        twice = next(name for label, name in enumerate(names) if name in names[:label])
-        raise InputError(
-            f"{where}: two classes are called '{escaped(twice)}'; give each a name of its own"
-        )
 
 
 def whole_numbers(array: np.ndarray) -> np.ndarray | None:

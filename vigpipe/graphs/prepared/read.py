@@ -8,9 +8,10 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from vigpipe.errors import InputError
+from vigpipe.files.names import check_class_names
 from vigpipe.files.untrusted import read_json
 from vigpipe.graphs.formats.checked import check_features
-from vigpipe.graphs.formats.labels import check_class_names, check_trainable
+from vigpipe.graphs.formats.labels import check_trainable
 from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST, digest_of
 from vigpipe.graphs.prepared.files import Arrays, Files, array, check_rows, numbers
 from vigpipe.graphs.prepared.graph import PreparedGraph

@@ -18,7 +18,7 @@ from vigpipe.files.names import escaped
 from vigpipe.files.outputs import check_new_folder
 from vigpipe.files.untrusted import file_digest
 from vigpipe.graphs.features import Scaling, num_stored
-from vigpipe.graphs.graph import Graph, sort_rows
+from vigpipe.graphs.graph import Graph, digest_of, sort_rows
 from vigpipe.graphs.partitions.partition import Partition
 from vigpipe.graphs.prepared.manifest import (
     MOST_PARTS,
@@ -109,24 +109,11 @@ def _write_arrays(
     labels, split = graph.labels[order], graph.split[order]
 
     files: dict[str, FileFacts] = {}
-    digest = hashlib.sha256("\0".join(graph.class_names).encode())  # the same as Graph.sha256
-    digest.update(indptr.data)
-    is_sparse = num_stored(graph.features) is not None
-    for part in range(partition.num_parts):
-        nodes = partition.nodes_of(part)
-        indptr_of_part, edges = graph.edges_into(nodes)
-        indices = sort_rows(indptr_of_part, new_numbers[graph.indices[edges]])
-        digest.update(indices.astype(np.int64).data)
-        _save(folder, file_of_part("edges", part), {"indices": indices}, files)
-        if is_sparse:
-            rows: Any = graph.features[nodes]
-            name = file_of_part("features", part)
-            _save(folder, name, _sparse(rows, partition.num_parts), files)
-    if not is_sparse:
+    indices = _write_parts(folder, graph, partition, new_numbers, files)
+    digest = digest_of(graph.class_names, indptr, indices, labels, split)
+    if num_stored(graph.features) is None:
         assert not isinstance(graph.features, csr_array)
         _write_dense(folder, graph.features, partition, files)
-    for array in (labels, split):
-        digest.update(np.ascontiguousarray(array).data)
     nodes = {
         "indptr": indptr,
         "labels": labels,
@@ -141,7 +128,28 @@ def _write_arrays(
         names = json.dumps([graph.node_names[node] for node in order])
         (folder / NAMES).write_text(names, encoding="utf-8")
         files[NAMES] = FileFacts(*file_digest(folder / NAMES))
-    return files, digest.hexdigest()
+    return files, digest
+
+
+def _write_parts(
+    folder: Path,
+    graph: Graph,
+    partition: Partition,
+    new_numbers: np.ndarray,
+    files: dict[str, FileFacts],
+) -> Iterator[np.ndarray]:
+    """Write the edges of every part, and its features if they are sparse; yield int64 indices."""
+    is_sparse = num_stored(graph.features) is not None
+    for part in range(partition.num_parts):
+        nodes = partition.nodes_of(part)
+        indptr, edges = graph.edges_into(nodes)
+        indices = sort_rows(indptr, new_numbers[graph.indices[edges]])
+        _save(folder, file_of_part("edges", part), {"indices": indices}, files)
+        if is_sparse:
+            rows: Any = graph.features[nodes]
+            name = file_of_part("features", part)
+            _save(folder, name, _sparse(rows, partition.num_parts), files)
+        yield indices.astype(np.int64)
 
 
 def _write_dense(
