@@ -61,7 +61,7 @@ def write_page(
 
     def text(fmt: str) -> str:
         tables = layout_table(measured, fmt), sync_table(measured, fmt)
-        return "\n\n".join(filter(None, [question, *remarks, *tables]))
+        return "\n\n".join(filter(None, (question, *remarks, *tables)))
 
     print(f"{text('simple')}\n")
     draw(folder / PICTURE, measured)

@@ -112,7 +112,7 @@ def lazily(name: str, options: GnnBench, *, device: torch.device) -> Callable[[]
         graph,
         indptr=indptr,
         indices=indices,
-        features=graph.features[nodes],
+        features=graph.features[nodes],  # pyrefly: ignore[bad-argument-type]
         labels=graph.labels[nodes],
         split=np.where(graph.labels[nodes] == NO_CLASS, NO_SPLIT, TRAIN),
     )
@@ -155,10 +155,9 @@ def _ours(is_sparse: bool) -> Maker:
             dropout=options.dropout,
         )
         if options.model == "gat":  # as the others: between the layers only
-            layer: Any = model.convs["0"]
-            layer.dropout.rate = layer.attention_dropout.rate = 0.0
-            layer = model.convs["1"]
-            layer.attention_dropout.rate = 0.0
+            layers: Any = model.convs
+            layers["0"].dropout.rate = layers["0"].attention_dropout.rate = 0.0
+            layers["1"].attention_dropout.rate = 0.0
         adjacency = all_edges(graph).to(device)
         x = for_model(in_memory(graph.features), is_sparse).to(device, torch.float32)
         keys = sample_keys(0, 0, torch.arange(graph.num_nodes)).to(device)

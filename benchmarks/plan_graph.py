@@ -41,7 +41,7 @@ class Case(NamedTuple):
     """A model on a graph."""
 
     name: str  # as the user gave it
-    options: dict[str, str | int]  # of `vigpipe train`
+    options: dict[str, Any]  # of `vigpipe train`
 
 
 class Row(NamedTuple):

@@ -121,7 +121,7 @@ class SleepingModel(nn.Module):
 
     def forward(self, x: Tensor, keys: Draws | None) -> Tensor:
         """Return zeros after the profiled seconds: (B, ...) -> `output_shape(B)`."""
-        return _Sleep.apply(x, self.root, self)  # pyright: ignore[reportReturnType]
+        return _Sleep.apply(x, self.root, self)
 
     def output_shape(self, num_samples: int) -> tuple[int, ...]:
         """Return the shape of the result of `forward` for so many samples."""

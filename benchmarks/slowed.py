@@ -28,9 +28,9 @@ def rank(arguments: Sequence[str]) -> int:
     sleep = float(seconds) * (float(times) if is_slow else 1.0)
     train_step = training.train_step
 
-    def after_sleep(*given: Any) -> Any:
+    def after_sleep(*given: Any, **options: Any) -> Any:
         time.sleep(sleep)
-        return train_step(*given)
+        return train_step(*given, **options)
 
     training.train_step = after_sleep
     return resolve_name(COMMAND_LINE)(command)

@@ -195,7 +195,7 @@ def run_case(
         num_ranks=num_members,
         num_teams=num_members,
         across_teams=Counterparts(group),
-        open_store=lambda: dist.PrefixStore(token, dist.distributed_c10d._get_default_store()),  # pyright: ignore[reportPrivateImportUsage]
+        open_store=lambda: dist.PrefixStore(token, dist.distributed_c10d._get_default_store()),
         timeout_seconds=SILENCE_SECONDS,
         num_stats=0,
         links=links,

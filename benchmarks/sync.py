@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -34,7 +35,7 @@ def bench_sync(run: Run, rank: int, device: torch.device, folder: Path, num_repe
         make_rank_state(replace(run, config=replace(run.config, sync=sync)), rank, device)
         for sync in SYNCS
     ]
-    contenders = {sync: step_of(state) for sync, state in zip(SYNCS, rank_states, strict=True)}
+    contenders = dict[str, Any](zip(SYNCS, map(step_of, rank_states), strict=True))
     timings = alternate(contenders, "ddp", num_repeats, device)
     if not rank_states[0].is_writer:
         return

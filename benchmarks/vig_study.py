@@ -140,7 +140,7 @@ def differences(batch_size: int, name: str) -> tuple[float, float]:
         logits = model(images)
         F.cross_entropy(logits, labels).backward()
         gradients = dict(model.named_parameters())
-        flat = [gradients[key].grad.flatten() for key in sorted(gradients)]  # pyright: ignore[reportOptionalMemberAccess]
+        flat = [gradients[key].grad.flatten() for key in sorted(gradients)]  # pyrefly: ignore[missing-attribute]
         results.append((logits.detach().double(), torch.cat(flat).double()))
     (_, truth), (_, gradient) = results
     return (

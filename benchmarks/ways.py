@@ -12,7 +12,7 @@ FORM = (
     "+MERGE, such as metis:400+10@20"
 )
 _CHOSEN = ("sampler", "partition", "parts", "merge")  # by a way
-_SIZES = {sampler: of_sampler(sampler) for sampler in SAMPLERS if sampler != "parts"}
+_SIZES: dict[str, list[str]] = {s: of_sampler(s) for s in SAMPLERS if s != "parts"}
 # Options of `vigpipe train` that not all runs share.
 OF_WAYS = (*_CHOSEN, *dict.fromkeys(name for names in _SIZES.values() for name in names))
 

@@ -83,7 +83,7 @@ def _row(option: Option) -> tuple[str, str]:
     """Name and meaning of an option, as cells of a table."""
     default = "required" if option.is_required else _default(option)
     values = [*option.kinds, *(f"`{choice}`" for choice in option.choices)]
-    value = " or ".join(filter(None, [", ".join(values[:-1]), *values[-1:]]))
+    value = " or ".join(filter(None, (", ".join(values[:-1]), *values[-1:])))
     facts = "; ".join(filter(None, [value, default]))
     meaning = _escaped(option.meaning)
     names = "<br>".join(f"`{name}`" for name in option.names)

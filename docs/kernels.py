@@ -108,7 +108,7 @@ def launches(capability: int) -> dict[Launch, str]:
         )
         found.setdefault(launch, str(kind).removeprefix("torch."))
 
-    before, gpu.launch = gpu.launch, note
+    before, gpu.launch = gpu.launch, note  # pyrefly: ignore[bad-assignment]
     multiplies = gpu.multiplies_tf32
     gpu.multiplies_tf32 = lambda device: capability >= 80
     try:

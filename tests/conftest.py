@@ -74,7 +74,7 @@ class Cost:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if is_xdist_worker(session):
-            output: dict[str, int] = session.config.workeroutput  # pyright: ignore
+            output: dict[str, int] = session.config.workeroutput  # pyrefly: ignore[missing-attribute]
             output["peak_bytes"] = peak_bytes()
         elif not self._peaks:
             self._peaks = [peak_bytes()]

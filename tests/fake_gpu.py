@@ -123,7 +123,7 @@ class FakeGpu:
             )
         with self._pretending(), self.mode:
             self.rank_state: RankState = make_rank_state(run, rank, GPU)
-        self.rank_state.feed._beside = self  # pyright: ignore[reportAttributeAccessIssue]
+        self.rank_state.feed._beside = self  # pyrefly: ignore[missing-attribute]
 
     def run(self, work: Callable[[], Tensor]) -> Tensor:
         """Do what is to be done on a stream of its own, and record it."""

@@ -1,11 +1,12 @@
 """The contract's reference in plain words: one process, micro-batch after micro-batch."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage]
+from timm.optim import create_optimizer_v2
 
 from vigpipe.commands.differences import Kinds
 from vigpipe.data import Source
@@ -17,9 +18,7 @@ from vigpipe.model.study import StudyHalf
 from vigpipe.run.facts import Run
 
 
-class FirstOf:
-    """The first samples of a split."""
-
+class _FirstOf:
     def __init__(self, split, num_samples):
         self.split, self.labels = split, split.labels[:num_samples]
 
@@ -30,11 +29,16 @@ class FirstOf:
         return getattr(self.split, name)
 
     def __reduce__(self):
-        return FirstOf, (self.split, len(self))  # __getattr__ needs what a pickle has not set yet
+        return _FirstOf, (self.split, len(self))  # __getattr__ needs what a pickle has not set yet
 
     def decode(self, indices, *args):
         assert max(indices) < len(self)
         return self.split.decode(indices, *args)
+
+
+def first_of(split: Any, num_samples: int) -> Any:
+    """The first samples of a split."""
+    return _FirstOf(split, num_samples)
 
 
 def images_of(run: Run) -> Source:
@@ -53,8 +57,8 @@ def shortened(source: Source, num_train: int, num_test: int) -> Source:
     """A source with few samples, so that a test sees the end of an epoch."""
     return replace(
         source,
-        train=FirstOf(source.train, num_train),
-        test=FirstOf(source.test, num_test),
+        train=first_of(source.train, num_train),
+        test=first_of(source.test, num_test),
     )
 
 

@@ -34,5 +34,5 @@ for name in MODULES:
     importlib.import_module(name)
 # torchrun's agent looks at its stack 18 times, and each time inspect would search thousands of
 # modules for the one that these frames are of: a second of a core for every torchrun.
-inspect.modulesbyfile |= {"<string>": "__main__", "<frozen runpy>": "runpy"}  # pyright: ignore
+inspect.modulesbyfile |= {"<string>": "__main__", "<frozen runpy>": "runpy"}
 gc.freeze()  # or the first collection in each fork would copy every page

@@ -387,7 +387,7 @@ class DenseFFN(nn.Module):
 class DenseBlock(nn.Sequential):
     """A Grapher and an FFN."""
 
-    def forward(self, x: Tensor, earlier: Tensor | None) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(self, x: Tensor, earlier: Tensor | None) -> tuple[Tensor, Tensor]:  # pyrefly: ignore[bad-override]
         grapher, ffn = self
         x, following = grapher(x, earlier)
         return ffn(x), following
@@ -789,7 +789,7 @@ def assert_same_outcome(
     results = outcome(ours, images.to(dtype), followed if follow else None)
     expected = outcome(theirs, images.to(dtype))
     if not follow:
-        gap = theirs.smallest_gap()  # pyright: ignore[reportCallIssue]
+        gap = theirs.smallest_gap()  # pyrefly: ignore[not-callable]
         assert gap > NEAR_TIE[dtype], "a near-tie in a kNN graph: take another seed"
     for kind in expected:
         assert results[kind].keys() == expected[kind].keys()

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from sklearn.datasets import load_digits
@@ -13,7 +14,8 @@ SMALL_DIGITS = ("--data", "digits.npz", "--model", "vig_digits")  # in the folde
 
 def write_small_digits(folder: Path) -> None:
     """Write digits.npz into a folder."""
-    images, labels = load_digits(return_X_y=True)
+    digits: Any = load_digits()
+    images, labels = digits.data, digits.target
     images = (images * 15).astype(np.uint8).reshape(-1, 8, 8)
     train, test = slice(NUM_TRAIN), slice(NUM_TRAIN, NUM_TRAIN + NUM_TEST)
     np.savez(

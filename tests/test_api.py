@@ -166,7 +166,7 @@ def test_options_become_the_words_of_the_command():
     ]
     assert as_arguments({"lr": 1, "out": "-x"}) == ["--lr=1", "--out=-x"]
     with pytest.raises(TypeError, match=r"no option 'micro_batches'; did you mean microbatches\?"):
-        vigpipe.train(micro_batches=2)  # pyright: ignore[reportCallIssue]
+        vigpipe.train(micro_batches=2)  # pyrefly: ignore[unexpected-keyword]
 
 
 def test_a_run_is_refused_where_it_could_not_be_found_or_started(monkeypatch):
@@ -187,4 +187,4 @@ def test_the_package_lists_what_it_offers():
     for name in dir(vigpipe):
         assert getattr(vigpipe, name) is not None
     with pytest.raises(AttributeError, match="'vigpipe' has no attribute 'training_'"):
-        vigpipe.training_  # pyright: ignore[reportAttributeAccessIssue] # noqa: B018
+        vigpipe.training_  # noqa: B018

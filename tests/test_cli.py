@@ -169,7 +169,7 @@ def test_wrong_use_is_told_in_one_sentence(capsys, monkeypatch):
 
 
 def test_a_wrong_plan_or_config_file_is_named_with_its_block_or_key(capsys, here):
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for i, (text, *words) in enumerate(PLANS):
         path = toml(here / f"plan-{i}.toml", f'model = "vig_digits"\n{text}\n')
         rows.append((f"--stages {path}", path, *words))

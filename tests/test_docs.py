@@ -41,7 +41,7 @@ OTHERS = {
     ".uv/bin/uv pip sync --python .venv-docs --require-hashes requirements-docs.lock": "CI",
     ".uv/bin/uv venv --allow-existing .venv-docs": "CI",
     ".venv-docs/bin/python docs/build.py": "CI",
-    ".venv/bin/pyright": "CI",
+    ".venv/bin/pyrefly": "CI",
     ".venv/bin/python -m pytest": "CI",
     ".venv/bin/ruff": "CI",
     "eval": "tests/slurm",

@@ -118,7 +118,7 @@ def tell_new_modules(arguments: list[str]) -> int:
 
     import vigpipe.training
 
-    def first_step(*_: object) -> NoReturn:
+    def first_step(*_: object, **__: object) -> NoReturn:
         os.write(1, (json.dumps(["M", *(sys.modules.keys() - inherited)]) + "\n").encode())
         torch.distributed.barrier()  # the other one has not told yet, and needs this one until then
         os._exit(0)

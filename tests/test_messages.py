@@ -6,6 +6,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -127,8 +128,8 @@ def checkpoint(**changes):
     return ["checkpoint", "list", "run"]
 
 
-def profile(content=None, **changes):
-    given = {"model": "vig_digits", "facts": {"date": "today"}} | changes
+def profile(content=None, **changes: Any):
+    given: dict[str, Any] = {"model": "vig_digits", "facts": {"date": "today"}} | changes
     write_profile(replace(make_profile([1.0] * 4), **given), Path("profile.json"))
     if content is not None:
         Path("profile.json").write_text(content)

@@ -1,6 +1,6 @@
 """Our orders against what torch's own schedules do, action by action."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from vigpipe.schedules.rule import Action
 
 pytestmark = pytest.mark.oldest
 
-TORCH = {
+TORCH: dict[str, Any] = {
     "gpipe": ScheduleGPipe,
     "1f1b": Schedule1F1B,
     "interleaved1f1b": ScheduleInterleaved1F1B,

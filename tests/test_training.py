@@ -8,6 +8,7 @@ import tomllib
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -256,7 +257,7 @@ def test_bad_images_are_left_out_and_counted(pictures, tmp_path, monkeypatch, ca
     assert len(rows(folder)) == 3  # 9 images in batches of 5, and the evaluation
 
 
-TWO_STAGES = {
+TWO_STAGES: dict[str, dict[str, Any]] = {
     "looped": {"schedule": "loopedbfs", "virtual_stages": 2, "microbatches": 3, "clip": 0.1},
     "bfloat16": {"schedule": "1f1b", "dtype": "bfloat16", "microbatches": 3},
     "group": {"norm": "group", "microbatches": 2},
@@ -312,7 +313,7 @@ class Recording:
 def reads(rank, world_size, config):
     """Images read in each step, and whether labels were."""
     run = prepare(config, torch.float32)
-    split = Recording(images_of(run).train)
+    split: Any = Recording(images_of(run).train)
     run = with_images(run, replace(images_of(run), train=split))
     split.labels_read = 0  # the source itself looked at their range
     shares = list(batches(make_rank_state(run, rank, CPU)))

@@ -3,6 +3,7 @@
 `tests/model/test_timm.py` fetches that file and runs it with `-p tests.timm_plugin`.
 """
 
+from collections.abc import Iterable
 from fnmatch import fnmatch
 
 import pytest
@@ -35,10 +36,10 @@ def why_left_out(function: str, model: str) -> str | None:
 
 
 def list_models(
-    filter: str | list[str] = "",
-    module: str | list[str] = "",
+    filter: str | Iterable[str] = "",
+    module: str | Iterable[str] = "",
     pretrained: bool = False,
-    exclude_filters: str | list[str] = "",
+    exclude_filters: str | Iterable[str] = "",
     name_matches_cfg: bool = False,
     include_tags: bool | None = None,
 ) -> list[str]:

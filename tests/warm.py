@@ -138,8 +138,8 @@ def _run(
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, path in enumerate(outputs, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
-    util.spawnv_passfds = _fork_passfds  # pyright: ignore[reportAttributeAccessIssue]
-    subprocess._fork_exec = _fork_exec  # pyright: ignore[reportAttributeAccessIssue]
+    util.spawnv_passfds = _fork_passfds  # pyrefly: ignore[bad-assignment]
+    subprocess._fork_exec = _fork_exec  # pyrefly: ignore[missing-attribute]
     _become(words, variables, folder)
 
 
@@ -154,10 +154,10 @@ def _become(words: list[str], variables: Mapping[str, str], folder: str) -> NoRe
     threads = variables.get("OMP_NUM_THREADS", "")
     if re.fullmatch("[1-9][0-9]{0,2}", threads) and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(int(threads))
-    process.ORIGINAL_DIR = folder  # pyright: ignore[reportAttributeAccessIssue]
+    process.ORIGINAL_DIR = folder  # pyrefly: ignore[missing-attribute]
     tempfile.tempdir = None
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout.reconfigure(line_buffering=False)  # pyright: ignore[reportAttributeAccessIssue]
+    sys.stdout.reconfigure(line_buffering=False)  # pyrefly: ignore[missing-attribute]
     paths = [path for path in variables.get("PYTHONPATH", "").split(":") if path]
     sys.path[:] = [*paths, *(path for path in sys.path[1:] if path not in paths)]
     code = 1
@@ -171,7 +171,7 @@ def _become(words: list[str], variables: Mapping[str, str], folder: str) -> NoRe
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
         code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
-    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
+    threading._shutdown()  # pyrefly: ignore[missing-attribute]
     atexit._run_exitfuncs()
     _leave(code)
 
@@ -230,19 +230,19 @@ def _forget_the_parent(kept: Iterable[int] = ()) -> None:
     for last in (*sorted(kept), os.sysconf("SC_OPEN_MAX")):
         os.closerange(first, last)
         first = last + 1
-    process._current_process = _MAIN_PROCESS  # pyright: ignore
+    process._current_process = _MAIN_PROCESS  # pyrefly: ignore[missing-attribute]
     _MAIN_PROCESS.name = "MainProcess"
-    process._parent_process = None  # pyright: ignore
-    process._children = set()  # pyright: ignore
+    process._parent_process = None  # pyrefly: ignore[missing-attribute]
+    process._children = set()  # pyrefly: ignore[missing-attribute]
     # At its exit a fork would remove the temporary folders that its parent still needs.
-    util._finalizer_registry.clear()  # pyright: ignore
-    weakref.finalize._registry.clear()  # pyright: ignore
-    weakref.finalize._registered_with_atexit = False  # pyright: ignore
+    util._finalizer_registry.clear()  # pyrefly: ignore[missing-attribute]
+    weakref.finalize._registry.clear()  # pyrefly: ignore[missing-attribute]
+    weakref.finalize._registered_with_atexit = False
     atexit._clear()
     atexit.register(logging.shutdown)
-    atexit.register(util._exit_function)  # pyright: ignore
-    forkserver._forkserver.__init__()  # pyright: ignore
-    resource_tracker._resource_tracker.__init__()  # pyright: ignore
+    atexit.register(util._exit_function)  # pyrefly: ignore[missing-attribute]
+    forkserver._forkserver.__init__()
+    resource_tracker._resource_tracker.__init__()
 
 
 def _fork() -> int:
@@ -274,7 +274,7 @@ def _fork_passfds(path: Any, args: Sequence[str], passfds: Sequence[int]) -> int
     try:
         _forget_the_parent(passfds)
         for option in filter(None, os.environ.get("PYTHONWARNINGS", "").split(",")):
-            warnings._setoption(option)  # pyright: ignore[reportAttributeAccessIssue]
+            warnings._setoption(option)  # pyrefly: ignore[missing-attribute]
         _, program, *sys.argv[1:] = args[args.index("-c") :]
         sys.argv[0] = "-c"
         exec(program, {"__name__": "__main__"})

@@ -121,7 +121,7 @@ def _collect(
                     ["ended without a word, perhaps by a signal", False, None],
                 )
             if kind == "failure":
-                failures[rank] = (content[0], content[1], content[2])
+                failures[rank] = (content[0], content[1], content[2])  # pyrefly: ignore[unsupported-operation]
                 del waiting[ready]
                 continue
             results[rank].append(content[0])

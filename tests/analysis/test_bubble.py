@@ -28,10 +28,10 @@ def equal(kind: SpanKind, stage: int, microbatch: int) -> float:
 def simulated(layout: Layout, seconds: Seconds) -> list[Span]:
     stages = range(layout.pipeline_size * layout.virtual_stages)
     pieces = range(layout.num_microbatches)
-    times = {
+    times: dict[SpanKind, list[list[float]]] = {
         k: [[seconds(k, s, m) for m in pieces] for s in stages] for k in ("forward", "backward")
     }
-    return predicted_spans(times, layout)  # pyright: ignore[reportArgumentType]
+    return predicted_spans(times, layout)
 
 
 def recorded(
@@ -150,7 +150,7 @@ def test_unequal_microbatches_are_variation():
     # Each stage is as slow as the other in the mean, but not with the same micro-batches: forwards
     # end after 2, 3, 4 s on rank 0, and 3, 4, 6 s on rank 1, instead of after 16 / 3 s.
     slow = {("forward", 0, 0), ("forward", 1, 2)}
-    bubble = explained(GPIPE, lambda *which: equal(*which) * (2 if which in slow else 1))
+    bubble = explained(GPIPE, lambda k, s, m: equal(k, s, m) * (2 if (k, s, m) in slow else 1))
     assert bubble.measured == pytest.approx((14 - 10) / 14)
     assert bubble.fill_and_drain == pytest.approx((4 * 10 / 3 - 10) / 14)
     assert bubble.imbalance == pytest.approx(0)

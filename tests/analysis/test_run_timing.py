@@ -41,7 +41,7 @@ from vigpipe.timing.recorder import PHASES, Event, RecordedStep, Row
 CPU = torch.device("cpu")
 BASE = TrainConfig(data="fake", image_size=8, batch_size=8, steps=3, drop_path=0.2, seed=3)
 CLIPPED = replace(BASE, microbatches=3, clip=1.0, ema=0.9, mixup=0.2)
-TIMED = {"timing": True, "timing_warmup": 1, "timing_steps": 10}
+TIMED: dict[str, Any] = {"timing": True, "timing_warmup": 1, "timing_steps": 10}
 
 
 def trained(config: TrainConfig, rank: int, run: Run | None = None) -> RankState:
@@ -194,7 +194,7 @@ def timed_by_drifting_clocks(rank: int, config: TrainConfig) -> Timing | None:
 
 
 OF_TWO_STAGES = replace(BASE, stages=2, microbatches=3, steps=2)
-SCHEDULES = {  # gpipe is that of the replicas below
+SCHEDULES: dict[Any, dict[str, Any]] = {  # gpipe is that of the replicas below
     "1f1b": {"recompute": "always", "graph": "knn,lookahead", "aggregator": "sage,gin"},
     "interleaved1f1b": {"virtual_stages": 2, "microbatches": 4},
     "loopedbfs": {"virtual_stages": 2},
@@ -302,7 +302,8 @@ def test_there_is_no_recorder_unless_asked_for():
     run = prepare(BASE, torch.float32)
     assert make_recorder(run, 0, CPU) is None
     for asked in ("timing", "trace"):
-        config = replace(run.config, timing_warmup=1, **{asked: True})
+        options: dict[str, Any] = {asked: True, "timing_warmup": 1}
+        config = replace(run.config, **options)
         recorder = make_recorder(replace(run, config=config), 0, CPU)
         assert recorder is not None
         assert (recorder.num_warmup, recorder.num_steps) == (1, 100)

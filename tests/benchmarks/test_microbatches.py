@@ -1,5 +1,7 @@
 """What a micro-batch costs: fitted to steps of one batch that is cut into more and more of them."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -13,8 +15,9 @@ pytestmark = pytest.mark.heavy
 CPU = torch.device("cpu")
 
 
-def run(**options):
-    return prepare(TrainConfig(**{"microbatches": 1, "batch_size": 20, **options}), torch.float32)
+def run(**options: Any):
+    options = {"microbatches": 1, "batch_size": 20, **options}
+    return prepare(TrainConfig(**options), torch.float32)
 
 
 def recorded(number):

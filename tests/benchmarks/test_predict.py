@@ -1,6 +1,7 @@
 """Predicted steps beside measured ones, and every cut beside the planner's."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -18,10 +19,9 @@ from vigpipe.run.facts import prepare
 pytestmark = pytest.mark.heavy
 
 
-def run(**options):
-    return prepare(
-        TrainConfig(**{"stages": 2, "microbatches": 2, "sync": "double", **options}), torch.float32
-    )
+def run(**options: Any):
+    options = {"stages": 2, "microbatches": 2, "sync": "double", **options}
+    return prepare(TrainConfig(**options), torch.float32)
 
 
 def test_errors_are_shares_of_what_was_measured():

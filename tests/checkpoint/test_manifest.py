@@ -5,6 +5,7 @@ import pickle
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ PLAIN = Manifest(
 )
 
 
-def make(folder, step=50, **changes):
+def make(folder, step=50, **changes: Any):
     """A checkpoint of two files of one tensor each."""
     checkpoint = folder / f"step-{step:08d}"
     checkpoint.mkdir(parents=True)
@@ -46,7 +47,8 @@ def make(folder, step=50, **changes):
         save_file({f"model/{i}": torch.full((4,), float(i))}, checkpoint / name)
         size, digest = file_digest(checkpoint / name)
         files[name] = {"bytes": size, "sha256": digest}
-    manifest = replace(PLAIN, **{"step": step, "files": files, **changes})
+    changes = {"step": step, "files": files, **changes}
+    manifest = replace(PLAIN, **changes)
     (checkpoint / NAME).write_text(manifest.text())
     return checkpoint
 

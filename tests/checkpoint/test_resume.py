@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.checkpoint.test_manifest import flip
-from tests.oracle import FirstOf, images_of, with_images
+from tests.oracle import first_of, images_of, shortened, with_images
 from tests.refusals import check_refusals
 from tests.world import run_ranks
 from vigpipe import training
@@ -53,12 +53,7 @@ CHEAP = {"microbatches": 1, "evaluate_every": 9, "validation": 0.0}
 
 def make_job(config):
     run = prepare(config, torch.float64)
-    source = replace(
-        images_of(run),
-        train=FirstOf(images_of(run).train, 48),
-        test=FirstOf(images_of(run).test, 20),
-    )
-    return with_images(run, source)
+    return with_images(run, shortened(images_of(run), 48, 20))
 
 
 def run(config, folder, rank=0):
@@ -263,7 +258,7 @@ def test_another_run_s_checkpoint_is_refused(whole, tmp_path):
 def test_other_images_are_refused(whole, tmp_path):
     run = make_job(replace(SMALL, resume=str(whole)))
     source = images_of(run)
-    other = replace(source, validation=FirstOf(source.validation, 9))
+    other = replace(source, validation=first_of(source.validation, 9))
     with pytest.raises(InputError, match="validation images was 10, is 9; give the same data"):
         train(with_images(run, other), 0, CPU, tmp_path)
 

@@ -183,7 +183,7 @@ def test_a_checkpoint_of_the_same_step_is_replaced_at_the_end_only(tmp_path, mon
     saver.save(manifest(1), {"model/w": torch.zeros(3)})
     saver.finish()
     before = list_checkpoints(tmp_path)[0]
-    seen = []
+    seen: list[int] = []
     rename = type(before).rename
 
     def spy(path, target):

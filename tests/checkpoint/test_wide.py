@@ -78,6 +78,7 @@ def world(num, dtype=torch.float32):
         for j in range(num):
             if dim is not None:
                 side = SHAPES[name][1][dim]
+                assert side is not None
                 block = torch.arange(j * size(side) // num, (j + 1) * size(side) // num)
                 rows[j][name] = tensor.index_select(dim, side.entries(block, size(side)))
                 index = entries_of(name, {group: sets[j] for group, sets in chosen.items()})

@@ -145,8 +145,8 @@ def checked(folder, rank, world_size, name):
             spoil(rank_state)
         return rank_state
 
-    vigpipe.commands.check.make_rank_state = make
-    vigpipe.commands.check_replicas.make_rank_state = make
+    vigpipe.commands.check.make_rank_state = make  # pyrefly: ignore[bad-assignment]
+    vigpipe.commands.check_replicas.make_rank_state = make  # pyrefly: ignore[bad-assignment]
     (folder / name).mkdir(exist_ok=True)
     run = prepare(config, weight_dtype(config.dtype))
     return check(run, rank, CPU, folder / name, num_steps=2)

@@ -5,6 +5,7 @@ import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,8 +31,9 @@ from vigpipe.run.facts import prepare
 pytestmark = pytest.mark.usefixtures("here")
 
 
-def one_stage(**options):
-    return prepare(TrainConfig(**{"sync": "double", **options}), torch.float32)
+def one_stage(**options: Any):
+    options = {"sync": "double", **options}
+    return prepare(TrainConfig(**options), torch.float32)
 
 
 def request(**options) -> Request:

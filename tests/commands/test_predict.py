@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -138,7 +139,7 @@ def predicted(rank, world_size, config, given):
     return found
 
 
-LAYOUTS = {  # by the ranks that they need
+LAYOUTS: dict[int, list[dict[str, Any]]] = {  # by the ranks that they need
     2: [
         {"stages": 2, "microbatches": 4},
         {"dp": 2, "microbatches": 2},
@@ -150,7 +151,7 @@ LAYOUTS = {  # by the ranks that they need
 
 @pytest.mark.multiprocess
 def test_every_layout_predicts_the_same(here):
-    config = {"weights": here / "w.safetensors", "batch_size": 5}
+    config: dict[str, Any] = {"weights": here / "w.safetensors", "batch_size": 5}
     torch.set_num_threads(1)
     reference = predicted(0, 1, PredictConfig(**config, microbatches=4), [here / "photos"])
     assert len(reference) == 7

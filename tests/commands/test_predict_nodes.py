@@ -49,15 +49,16 @@ def write_graph(path="g.npz", *, several=False, num_features=5, **others):
     y = np.arange(NUM_NODES) % len(CLASSES)
     if several:
         y = random.integers(0, 2, (NUM_NODES, len(CLASSES)))
-    arrays = {
+    arrays: dict[str, Any] = {
         "edge_src": random.integers(0, NUM_NODES, 120),
         "edge_dst": random.integers(0, NUM_NODES, 120),
         "x": random.random((NUM_NODES, num_features)),
         "y": y,
         "split": np.repeat([0, 1, 2, -1], NUM_NODES // 4),
         "classes": np.array(CLASSES),
+        **others,
     }
-    np.savez(path, **{**arrays, **others})
+    np.savez(path, **arrays)
 
 
 def write_weights(model: GnnModel = "sage", **options: Any) -> GraphJob:

@@ -59,11 +59,11 @@ def test_a_function_checks_its_arguments_first():
     def double(x: int, *, names: Iterable[str] = ()) -> int:
         return 2 * x
 
-    assert double(np.int64(2), names=("a",)) == 4  # pyright: ignore[reportArgumentType]
-    rows = [(lambda: double("2"), "'2': must be a whole"), (lambda: double(2, names="a"), "'a'")]  # pyright: ignore[reportArgumentType]
+    assert double(np.int64(2), names=("a",)) == 4  # pyrefly: ignore[bad-argument-type]
+    rows = [(lambda: double("2"), "'2': must be a whole"), (lambda: double(2, names="a"), "'a'")]  # pyrefly: ignore[bad-argument-type]
     check_refusals(rows, begin=r"double: .*")
     with pytest.raises(TypeError):
-        double()  # pyright: ignore[reportCallIssue]
+        double()  # pyrefly: ignore[missing-argument]
 
 
 def test_every_function_of_the_package_refuses_wrong_types():
@@ -71,14 +71,14 @@ def test_every_function_of_the_package_refuses_wrong_types():
         (lambda: as_arguments({"steps": True}), "steps=True: must be a whole number"),
         (lambda: as_arguments({"graph": Path("knn")}), "graph=.*must be text"),
         (lambda: as_arguments({"out": "a\0"}), "out=.*must be a path"),
-        (lambda: vigpipe.train(quiet=3), "train: quiet=3"),  # pyright: ignore[reportArgumentType]
-        (lambda: vigpipe.load(3), "load: weights=3"),  # pyright: ignore[reportArgumentType]
+        (lambda: vigpipe.train(quiet=3), "train: quiet=3"),  # pyrefly: ignore[bad-argument-type]
+        (lambda: vigpipe.load(3), "load: weights=3"),  # pyrefly: ignore[bad-argument-type]
         (lambda: vigpipe.load("w", device="banana"), "device='banana': cannot be used here"),
         (lambda: vigpipe.load("w", image_size=True), "image_size=True"),
-        (lambda: vigpipe.load_graph_model(None), "weights=None"),  # pyright: ignore[reportArgumentType]
-        (lambda: vigpipe.predict("w", 3), "predict: images=3"),  # pyright: ignore[reportArgumentType]
-        (lambda: vigpipe.predict("w", [], batch_size=1.5), "batch_size=1.5"),  # pyright: ignore[reportArgumentType]
-        (lambda: vigpipe.prepack(None, "\x1b"), r"'.x1b'"),  # pyright: ignore[reportArgumentType]
+        (lambda: vigpipe.load_graph_model(None), "weights=None"),  # pyrefly: ignore[bad-argument-type]
+        (lambda: vigpipe.predict("w", 3), "predict: images=3"),  # pyrefly: ignore[bad-argument-type]
+        (lambda: vigpipe.predict("w", [], batch_size=1.5), "batch_size=1.5"),  # pyrefly: ignore[bad-argument-type]
+        (lambda: vigpipe.prepack(None, "\x1b"), r"'.x1b'"),  # pyrefly: ignore[bad-argument-type]
     ]
     check_refusals(rows)
     words = as_arguments({"fanout": 10, "data": Path("d"), "lr": np.float32(0.5), "resume": None})

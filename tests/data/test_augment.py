@@ -132,7 +132,7 @@ def test_a_source_augments_train_images_by_seed_epoch_index_and_copy():
     def read(seed=5, epoch=2, copies=(0, 0)):
         source = open_source("fake", image_size=32, seed=seed, augment=FULL, mean=0.5, std=0.5)
         pixels = open_source("fake", image_size=32, seed=5, augment=FULL)
-        source.train._load = pixels.train._load  # pyright: ignore[reportAttributeAccessIssue]
+        source.train._load = pixels.train._load
         return source.train.read([3, 8], epoch, copies)
 
     first = read()

@@ -54,7 +54,8 @@ class RecordingSplit:
 
 def feed_of(split: Any, share, **options: Any) -> Any:
     source = Source("x", tuple(map(str, range(60))), 1, (1, 1), split, split)
-    return ImageFeed(source, share, CPU, **{"with_images": True, "with_labels": True, **options})
+    options = {"with_images": True, "with_labels": True, **options}
+    return ImageFeed(source, share, CPU, **options)
 
 
 def epoch_of(feed, num_samples, share, first=0) -> list[Any]:

@@ -1,5 +1,7 @@
 """Mixup and CutMix against timm's, with its random numbers replaced by ours."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,8 +13,8 @@ SIZE = (12, 20)
 
 
 def mix(**changes) -> Mix:
-    facts = {"mixup": 0.8, "cutmix": 1.0, "smoothing": 0.1, "num_classes": 7, "seed": 3}
-    return Mix(**(facts | changes), image_size=SIZE)
+    facts: dict[str, Any] = {"mixup": 0.8, "cutmix": 1.0, "smoothing": 0.1, "num_classes": 7}
+    return Mix(**(facts | {"seed": 3} | changes), image_size=SIZE)
 
 
 def mixed(images, mixture):

@@ -128,10 +128,9 @@ ROWS: list[tuple[tuple[int, int], Any, str, str, Any, Any, dict[str, Any]]] = [
 
 def config_of(layout, model, sampler, data, dtype, norm, more) -> TrainConfig:
     of_sampler = {"sampler": "parts" if sampler == "joined" else sampler, **SAMPLERS[sampler]}
-    options = {**of_sampler, **DATA[data], **more}
     stages, dp = layout
-    layout = {"stages": stages, "dp": dp, "microbatches": 4 // dp}
-    return replace(BASE, model=model, dtype=dtype, norm=norm, **options, **layout)
+    options: dict[str, Any] = {**of_sampler, **DATA[data], **more, "stages": stages, "dp": dp}
+    return replace(BASE, model=model, dtype=dtype, norm=norm, microbatches=4 // dp, **options)
 
 
 def of_rank(rank, world_size, config) -> tuple[Kinds, Any] | None:
@@ -176,7 +175,7 @@ def test_every_layout_equals_the_unsplit_model(row):
 
 @pytest.mark.parametrize("model", GRAPH_MODELS)
 def test_sparse_features_give_what_dense_ones_give(model, monkeypatch):
-    found = []
+    found: list[Any] = []
     for most_stored, num_in_rows in ((features._MOST_STORED, 0), (0.0, 90)):
         monkeypatch.setattr(features, "_MOST_STORED", most_stored)
         run = prepare(replace(SPARSE, model=model), torch.float64)

@@ -36,7 +36,7 @@ def test_rows_are_divided_by_their_sums_and_rows_of_zeros_stay(features):
 
 @BOTH
 def test_tfidf_is_scikit_learn_s(features):
-    expected = TfidfTransformer().fit_transform(csr_array(DENSE.astype(np.float64))).toarray()
+    expected = TfidfTransformer().fit_transform(csr_array(DENSE.astype(np.float64))).toarray()  # pyrefly: ignore[missing-attribute]
     weights = fitted_weights(features, "x")
     found = as_dense(scaled(features, "tfidf", "x", weights), features)
     np.testing.assert_allclose(found, expected, rtol=1e-6)

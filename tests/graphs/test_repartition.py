@@ -94,7 +94,7 @@ def test_what_was_measured_is_found_again():
 
 def test_measurements_are_read_with_care():
     run = prepare(MEASURED, torch.float64)
-    sampler = run.job.sampler  # pyright: ignore[reportAttributeAccessIssue]
+    sampler = run.job.sampler  # pyrefly: ignore[missing-attribute]
     wrong = [[1.0]], [[1.0, float("nan")]], [[1.0, -1.0]]
     rows = [({KEY: rates}, "not seconds per node") for rates in wrong]
     for data, why in (({}, "it has no 'seconds per node"), *rows):

@@ -4,6 +4,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from vigpipe.graphs.graph import symmetric
 from vigpipe.graphs.sources import open_graph
 
 
-def opened(data, data_dir=Path("data"), **options):
+def opened(data, data_dir=Path("data"), **options: Any):
     options = {"download": False, "features": "raw", "symmetric": False, "seed": 0, **options}
     return open_graph(data, data_dir=data_dir, **options)
 
@@ -55,7 +56,8 @@ def test_features_are_scaled_and_edges_added_on_request(tmp_path):
 
 def test_several_classes_a_node_are_asked_for(tmp_path):
     graph, path = opened("sbm:30,2,4"), tmp_path / "graph.npz"
-    arrays = {"edge_src": [0], "edge_dst": [1], "x": graph.features, "split": graph.split}
+    arrays: dict[str, Any] = {"x": graph.features, "split": graph.split}
+    arrays |= {"edge_src": [0], "edge_dst": [1]}
     np.savez(path, **arrays, y=np.eye(2)[graph.labels])
     assert opened(str(path), multi_label=True).is_multi_label
     (note,) = opened(str(path)).notes
@@ -106,7 +108,7 @@ class Fails:
 
     @property
     def raw_dir(self):
-        return f"{self.root}/raw"  # pyright: ignore[reportAttributeAccessIssue]
+        return f"{self.root}/raw"  # pyrefly: ignore[missing-attribute]
 
     def download(self):
         (Path(self.raw_dir) / "feats.npy").write_text("half of it")
@@ -115,8 +117,8 @@ class Fails:
 
 def test_what_cannot_be_fetched_is_one_sentence_and_leaves_no_half(tmp_path, monkeypatch):
     datasets, package = ModuleType("torch_geometric.datasets"), ModuleType("torch_geometric")
-    datasets.Yelp = Fails  # pyright: ignore[reportAttributeAccessIssue]
-    package.datasets = datasets  # pyright: ignore[reportAttributeAccessIssue]
+    datasets.Yelp = Fails  # pyrefly: ignore[missing-attribute]
+    package.datasets = datasets  # pyrefly: ignore[missing-attribute]
     monkeypatch.setitem(sys.modules, "torch_geometric", package)
     monkeypatch.setitem(sys.modules, "torch_geometric.datasets", datasets)
     (tmp_path / "file").touch()

@@ -3,6 +3,7 @@
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from vigpipe.inference.description import read_description
 from vigpipe.model.variants import create_model
 
 
-def digits(**options):
+def digits(**options: Any):
     """The state dict of a small model."""
     torch.manual_seed(0)
     options = {"num_classes": 3, "in_chans": 1, **options}

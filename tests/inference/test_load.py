@@ -26,8 +26,8 @@ def configuration(model) -> dict[str, Any]:
 
 def timms(model) -> tuple[dict[str, Any], Any]:
     """timm's configuration and transform for a model."""
-    config = timm.data.resolve_model_data_config(model)  # pyright: ignore
-    return config, timm.data.create_transform(**config, is_training=False)  # pyright: ignore
+    config = timm.data.resolve_model_data_config(model)
+    return config, timm.data.create_transform(**config, is_training=False)  # pyrefly: ignore[bad-argument-type]
 
 
 @pytest.fixture

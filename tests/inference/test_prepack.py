@@ -1,6 +1,7 @@
 """Prepacked models: the same logits, from fewer passes over memory, and nothing else."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -125,7 +126,8 @@ def test_a_prepacked_model_computes_and_refuses_everything_else():
     model = prepack(trained_like())
     with pytest.raises(vigpipe.InputError, match=r"takes a ViG .* once"):
         prepack(model)
-    uses = {"trained": model.train, "moved or converted": model.double, "saved": model.state_dict}
+    uses: dict[str, Any] = {"trained": model.train, "moved or converted": model.double}
+    uses["saved"] = model.state_dict
     uses["copied"] = lambda: copy.deepcopy(model)
     uses["exported"] = lambda: torch.export.export(model, (torch.zeros(2, 3, 32, 32),))
     for what, use in uses.items():

@@ -78,7 +78,7 @@ def start(monkeypatch):
     Returns a function that gives the backend and the device of every rank.
     """
     here = threading.local()  # what this thread's rank sees
-    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    store = dist.HashStore()
     patches = {
         (torch.cuda, "is_available"): lambda: bool(here.gpus),
         (torch.cuda, "device_count"): lambda: len(here.gpus),

@@ -98,7 +98,7 @@ def as_torchrun(rank: int, port: int, restart: int = 0) -> Launch:
 def meet_late_as_torchrun(rank: int, world_size: int, port: int) -> str:
     """Rank 1 comes later than a collective would wait, and leaves rank 0 alone in one."""
     me = as_torchrun(rank, port)
-    words = dist.TCPStore("127.0.0.1", port, is_master=False)  # pyright: ignore[reportPrivateImportUsage]
+    words = dist.TCPStore("127.0.0.1", port, is_master=False)
     if rank == 0:
         words.set("rank 0 is waiting", "")
     else:
@@ -120,14 +120,14 @@ def meet_late_as_torchrun(rank: int, world_size: int, port: int) -> str:
 @pytest.mark.multiprocess
 def test_torchruns_late_ranks_are_waited_for_longer_than_a_collective():
     """The timeout of collectives was that of torchrun's rendezvous as well: 60 s in training."""
-    agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
+    agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     said, _ = run_ranks(meet_late_as_torchrun, 2, agent.port)
     assert "2000ms" in said
 
 
 def meet_again_as_torchrun(rank: int, world_size: int, port: int) -> list[int]:
     """Meet as torchrun's ranks, and again after a restart, in the order that is hardest."""
-    words = dist.TCPStore("127.0.0.1", port, is_master=False)  # pyright: ignore[reportPrivateImportUsage]
+    words = dist.TCPStore("127.0.0.1", port, is_master=False)
     sums = []
     for restart in range(2):
         me = as_torchrun(rank, port, restart)
@@ -145,7 +145,7 @@ def meet_again_as_torchrun(rank: int, world_size: int, port: int) -> list[int]:
 @pytest.mark.multiprocess
 def test_ranks_of_torchrun_meet_again_after_a_restart():
     """torchrun keeps its store, and what the ranks of the start before have written there."""
-    agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
+    agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     assert run_ranks(meet_again_as_torchrun, 2, agent.port) == [[1, 3], [1, 3]]
 
 
@@ -201,7 +201,7 @@ def test_the_users_choice_of_an_interface_stays(monkeypatch):
 
 def meet(rank, world_size, folder, jobs):
     """Join a store that all ranks share, as a rank of one of the jobs."""
-    store = dist.FileStore(str(folder / "shared"))  # pyright: ignore[reportPrivateImportUsage]
+    store = dist.FileStore(str(folder / "shared"))
     store.set_timeout(timedelta(seconds=2))
     me = Launch(rank, world_size, rank, world_size, "srun", "tcp://127.0.0.1:1", jobs[rank])
     try:

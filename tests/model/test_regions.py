@@ -64,7 +64,7 @@ def test_the_listener_before_listens_again_even_after_an_error():
     outer, inner = Names(), Names()
     with listening(outer):
         with pytest.raises(ZeroDivisionError), listening(inner):
-            region("inner", lambda: 1 / 0)
+            region("inner", lambda: 1 / 0)  # pyrefly: ignore[division-by-zero]
         region("outer", lambda: None)
     region("nobody", lambda: None)
     assert (outer.heard, inner.heard) == (["outer"], ["inner"])
@@ -122,7 +122,7 @@ class Aliases:
             return x
         alias = x.expand_as(x)
         edges = get_gradient_edge(x), get_gradient_edge(alias)
-        self.pairs.append((name, *[(edge.node, edge.output_nr) for edge in edges]))
+        self.pairs.append((name, *[(edge.node, edge.output_nr) for edge in edges]))  # pyrefly: ignore[bad-argument-type]
         return alias
 
 
@@ -170,4 +170,4 @@ def test_the_search_finds_a_sum_that_would_be_reordered():
         def forward(self, x: Tensor, keys: Tensor) -> Tensor:
             return region("wrong", lambda y: y * y.exp(), x) + x
 
-    assert reordered(Wrong(), torch.rand(2, requires_grad=True) * 1) == ["wrong"]  # pyright: ignore[reportArgumentType]
+    assert reordered(Wrong(), torch.rand(2, requires_grad=True) * 1) == ["wrong"]  # pyrefly: ignore[bad-argument-type]

@@ -14,8 +14,8 @@ import pytest
 import timm
 import torch
 from timm.optim import (
-    create_optimizer_v2,  # pyright: ignore[reportPrivateImportUsage]
-    param_groups_layer_decay,  # pyright: ignore[reportPrivateImportUsage]
+    create_optimizer_v2,
+    param_groups_layer_decay,
 )
 
 import vigpipe.model.registry  # noqa: F401
@@ -192,7 +192,7 @@ def test_create_model_of_the_package_is_the_one_by_name():
 
     assert vigpipe.create_model is create_model
     with pytest.raises(AttributeError, match="no attribute 'create_models'"):
-        _ = vigpipe.create_models  # pyright: ignore[reportAttributeAccessIssue]
+        _ = vigpipe.create_models
 
 
 # ---- features ----------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import re
 import zipfile
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ SIZES = {"vig_digits": (8, 8), "pvig_cifar_ti": (32, 32)}  # of the smallest mod
 pytestmark = pytest.mark.filterwarnings("ignore:images of .* give too few nodes")
 
 
-def built(name: str = "vig_digits", **options):
+def built(name: str = "vig_digits", **options: Any):
     options = {"num_classes": 10, "in_chans": 1, "img_size": SIZES[name], **options}
     return create_model(name, **options)
 

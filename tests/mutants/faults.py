@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOMS = ("model", "graphs", "parallel", "replication", "run", "checkpoint", "data")
-_TURNED = {
+_TURNED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.Gt,
     ast.LtE: ast.GtE,
     ast.Eq: ast.NotEq,
@@ -15,7 +15,7 @@ _TURNED = {
     ast.In: ast.NotIn,
 }
 _TURNED |= {after: before for before, after in _TURNED.items()}
-_SWAPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add}
+_SWAPPED: dict[type[ast.operator], type[ast.operator]] = {ast.Add: ast.Sub, ast.Sub: ast.Add}
 _LEFT_OUT = (ast.AugAssign, ast.Expr, ast.Raise, ast.Delete, ast.Break, ast.Continue)
 
 

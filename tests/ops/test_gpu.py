@@ -289,7 +289,7 @@ def interpret():
         rows, *rest = gathering(graph, others)
         return 16 * rows, *rest
 
-    gpu._gathering = in_larger_tiles
+    gpu._gathering = in_larger_tiles  # pyrefly: ignore[bad-assignment]
     results: dict[str, object] = {}
     for name, arguments, is_exact in knn_cases():
         results[name] = knn_error(gpu, arguments, is_exact)
@@ -341,7 +341,7 @@ def compile_all():
         name = f"{kernel.__name__}-{len(results)}"
         results[name] = {"cubin": len(done.asm["cubin"]), "shared": done.metadata.shared}
 
-    gpu.launch = csr.launch = launch
+    gpu.launch = csr.launch = launch  # pyrefly: ignore[bad-assignment]
     x, y, grad = random(2, 50, 20), random(2, 37, 20), random(2, 50, 20)
     graph, weights = torch.zeros(2, 50, 9, dtype=torch.int64), torch.zeros(2, 50, 9)
     gpu.aggregate_backward(grad, x, y, graph, graph[:0].to(torch.uint8), weights, "sum", False)

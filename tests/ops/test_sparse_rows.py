@@ -1,6 +1,7 @@
 """Products of sparse rows against those of the dense matrix."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def matrix(num_rows=20, num_columns=30, share=0.2, seed=0, dtype=torch.float64):
 )
 def test_products_and_gradients_are_those_of_the_dense_matrix(n, d, share, c, added, fused):
     x = matrix(n, d, share)
-    sizes = {"none": None, "a row": (c,), "rows": (n, c)}
+    sizes: dict[str, Any] = {"none": None, "a row": (c,), "rows": (n, c)}
     inputs = [torch.randn(c, d, dtype=torch.float64, requires_grad=True)]
     if added != "none":
         inputs.append(torch.randn(sizes[added], dtype=torch.float64, requires_grad=True))

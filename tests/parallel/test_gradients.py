@@ -47,7 +47,7 @@ def test_ranks_that_share_a_batch_add_up_before_anything_is_compressed(monkeypat
 
     monkeypatch.setattr(gradients.dist, "all_reduce", all_reduce)
     parameters = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1, 2))]
-    reducer = CompressedGradients(parameters, Squares(), shards)  # pyright: ignore
+    reducer = CompressedGradients(parameters, Squares(), shards)  # pyrefly: ignore[bad-argument-type]
     reducer.clear()
     (parameters[0].sum() + 2 * parameters[1].sum()).backward()
     reducer.reduce()

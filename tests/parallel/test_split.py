@@ -21,7 +21,7 @@ PYRAMID = VigShape(
 )
 # "patches" is a vig_ti_224 with fewer and narrower blocks, "pyramid" a pvig_ti_224; the others of
 # these hand graphs on, some of them over a boundary, whatever the number of stages.
-SHAPES = {
+SHAPES: dict[str, tuple[VigShape, dict[str, Any]]] = {
     "patches": (VigShape((4,), (16,), k=(3, 5)), {}),
     "pyramid": (PYRAMID, {"stochastic_dilation": 0.5}),
     "reuse": (VigShape((4,), (16,), k=(3, 5)), {"graph": "knn,reuse", "aggregator": "edge,gin"}),
@@ -40,7 +40,7 @@ models = pytest.mark.parametrize("name", list(SIZES))
 def build(name, norm="batch"):
     torch.manual_seed(0)
     channels, *size = SIZES[name]
-    options = {"in_chans": channels, "img_size": tuple(size), "norm": norm}
+    options: dict[str, Any] = {"in_chans": channels, "img_size": tuple(size), "norm": norm}
     options |= {"num_classes": 10, "drop_path_rate": 0.3, "drop_rate": 0.3}
     if name in SHAPES:
         shape, more = SHAPES[name]

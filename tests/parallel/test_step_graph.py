@@ -104,7 +104,7 @@ def test_a_step_that_cannot_be_recorded_is_refused(monkeypatch):
     ],
 )
 def test_steps_are_recorded_by_default_where_that_has_been_tried(changes, expected):
-    config = replace(CONFIG, **{"cuda_graph": None, **changes})
+    config = replace(replace(CONFIG, cuda_graph=None), **changes)
     run = prepare(config, torch.float32)
     assert is_recorded(run, "drain", on_gpu=True, is_timed=False) == expected
     if expected:

@@ -1,6 +1,7 @@
 """Small profiles with known costs, and their files with something changed."""
 
 import json
+from typing import Any
 
 from tests.refusals import check_refusals
 from vigpipe.planning.profile import Piece, Profile
@@ -27,7 +28,7 @@ def make_profile(blocks, stem=None, readout=None, **others):
         block if isinstance(block, Piece) else make_piece(f"block {i}", block)
         for i, block in enumerate(blocks)
     )
-    facts = {
+    facts: dict[str, Any] = {
         "slowdown": (1.0,) * 64,  # ranks do not hinder one another
         "dispatch_seconds": 0.0,
         "latency_seconds": 0.0,

@@ -1,6 +1,7 @@
 """The sentence, where what limits and what would help is known."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ HEAVY = [make_piece(f"block {i}", 1.0, weights=10**5) for i in range(4)]
 # On one processor a second rank brings nothing but its own dispatch and transfers.
 SHARED = {"slowdown": (1.0,), "dispatch_seconds": 1.0, "latency_seconds": 9.0}
 SCHEDULES = ("gpipe", 1), ("1f1b", 1), ("interleaved1f1b", 2)
-WHAT_HELPS = {
+WHAT_HELPS: dict[str, tuple[Any, ...]] = {
     # No cut makes these equal: one that could would save most.
     "stages of equal cost: 300 s -> 216 s.": (make_profile([1.0, 1.0, 1.0, 5.0]),),
     "transfers that take no time: ": (make_profile([1.0] * 4, latency_seconds=20.0),),

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 from math import inf
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +20,7 @@ some = settings(deadline=None, max_examples=40)
 
 def equal(num_stages, num_microbatches, f, b, **others):
     zeros = [0.0] * num_stages
-    costs = {
+    costs: dict[str, Any] = {
         "forward": [[f] * num_microbatches] * num_stages,
         "backward": [[b] * num_microbatches] * num_stages,
         "features": zeros[1:],

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.oracle import FirstOf, images_of, shortened, with_images
+from tests.oracle import first_of, images_of, shortened, with_images
 from tests.replication.refused import assert_refused
 from tests.small_model import small_model
 from tests.world import run_each
@@ -145,7 +145,7 @@ def run_of(config: TrainConfig) -> Run:
     run = prepare(config, dtype, ranks_on_host=2)
     source = shortened(images_of(run), NUM_TRAIN, 8)
     if source.validation is not None:
-        source = replace(source, validation=FirstOf(source.validation, 20))
+        source = replace(source, validation=first_of(source.validation, 20))
     return with_images(run, source)
 
 
@@ -282,11 +282,11 @@ def in_turn(config: TrainConfig, folder: Path) -> list[dict[str, Tensor]]:
     return [{f"model/{n}": t for n, t in m.state.trained.state().items()} for m in models.models]
 
 
-def assert_done_in_turn(config: TrainConfig, folder: Path, **allowed: float) -> None:
+def assert_done_in_turn(config: TrainConfig, folder: Path, atol: float = 0) -> None:
     for actual, model in zip(replicas(folder), in_turn(config, folder), strict=True):
         assert {name for name in actual if name.startswith("model/")} == model.keys()
         for name, tensor in model.items():
-            torch.testing.assert_close(actual[name], tensor, **{"rtol": 0, "atol": 0, **allowed})
+            torch.testing.assert_close(actual[name], tensor, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("name", [*FIXED, *POOLS])
@@ -590,7 +590,7 @@ def test_a_run_with_other_options_threads_or_images_is_not_done_again(two):
 def test_one_replica_is_plain_training(tmp_path):
     plain = replace(PLAIN, dp=1)
     periodic = {"strategy": "periodic", "average_every": 2}
-    own_steps = {
+    own_steps: dict[str, dict[str, Any]] = {
         "gradients": {**periodic, "average": "gradients"},
         "compressed weights": {**periodic, "compress": "bfloat16"},
         "compressed pairs": {

@@ -6,7 +6,7 @@ from vigpipe.replication.parcels import Inbox, Outbox
 
 
 def test_a_writer_that_takes_over_reads_what_was_not_noted_once_more():
-    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    store = dist.HashStore()
     first, second = Outbox(store, 0), Outbox(store, 3)
     writer = Inbox(store, [0, 3])
     assert list(writer.take()) == []
@@ -27,7 +27,7 @@ def test_a_writer_that_takes_over_reads_what_was_not_noted_once_more():
 
 def test_what_was_noted_is_forgotten():
     """A store keeps everything in memory, or in a file."""
-    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    store = dist.HashStore()
     outbox, writer = Outbox(store, 0), Inbox(store, [0])
     for number in range(5):
         outbox.send({"n": number})

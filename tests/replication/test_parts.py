@@ -138,9 +138,9 @@ def test_a_pair_takes_one_mean_and_the_third_is_left_alone(three):
 
 def go_on_meanwhile(rank):
     """Give numbers for an average, and take the mean two runs later; replica 2 is late."""
-    store = dist.PrefixStore("travel", dist.distributed_c10d._get_default_store())  # pyright: ignore
+    store = dist.PrefixStore("travel", dist.distributed_c10d._get_default_store())
     table, group = SharedTable(store, new_table(3), rank), dist.new_group()
-    exchange = Exchange(Counterparts(group))  # pyright: ignore[reportArgumentType] - all are in it
+    exchange = Exchange(Counterparts(group))  # pyrefly: ignore[bad-argument-type]  # all are in it
     num_samples = [3, 0, 5][rank]
 
     def join(table):
@@ -272,7 +272,7 @@ def test_the_bytes_of_a_replica_are_those_of_all_its_ranks():
 
 def test_a_replica_that_shows_no_sign_of_life_is_named(monkeypatch):
     monkeypatch.setattr("vigpipe.replication.alive.BEAT_SECONDS", 0.01)
-    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    store = dist.HashStore()
     patient, other = Alive(store, 0, 2, GUARD), Alive(store, 1, 2, GUARD)
     while store.add("alive/1", 0) < 20:
         assert patient.look() == {}

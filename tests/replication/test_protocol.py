@@ -299,7 +299,7 @@ def test_gossip_does_every_item_once_and_is_done_again_whatever_the_timing(seeds
 def test_a_run_goes_on_where_all_have_rested(seeds, gossips):
     num_rested = 0
     for seed in seeds[::2]:
-        options = {**ways(seed // 2), "close": 0.2}
+        options: dict[str, Any] = {**ways(seed // 2), "close": 0.2}
         if gossips:
             options |= {"from_pool": True, "gossip": list(WAYS.values())[seed % 3]}
         first = simulated(4, 3, kill_at=1, **options)
@@ -316,7 +316,7 @@ def test_a_run_goes_on_where_all_have_rested(seeds, gossips):
             assert second.table.joined == [STEPS // 3] * 4
         # The record of both parts is one that can be done again.
         recorded = collect(first.events + second.events, 4)
-        whole = simulated(4, 3, recorded=recorded, **{**options, "seed": 0, "close": 0.0})
+        whole = simulated(4, 3, recorded=recorded, **options | {"seed": 0, "close": 0.0})
         assert collect(whole.events, 4) == recorded
     assert num_rested > 20
 
@@ -416,7 +416,8 @@ def test_those_that_lose_the_store_know_enough_to_go_on(seeds):
     """Replica 0 is lost with it; what it had done counts as far as the others had heard of it."""
     num_open = num_twice = 0
     for seed in seeds:
-        num_replicas, options = SIZES[1 + seed % 3], {**ways(seed), "close": 0.0}
+        num_replicas = SIZES[1 + seed % 3]
+        options: dict[str, Any] = {**ways(seed), "close": 0.0}
         gossip = {"in_sets": bool(seed & 4), "answers_after_item": bool(seed & 16)}
         run = partial(simulated, num_replicas, 2, gossip=gossip)
         first = run(lose_store_after=5 + 3 * (seed % 72), **options)
@@ -425,7 +426,7 @@ def test_those_that_lose_the_store_know_enough_to_go_on(seeds):
             continue  # all was done before
         progress = progress_of_those_left(left, num_replicas)
         num_open += sum(item >= 0 for item in progress["leases"]) + len(progress["returned"])
-        second = run(progress=progress, **{**options, "seed": seed + 1000})
+        second = run(progress=progress, **options | {"seed": seed + 1000})
         first.items[0] = first.items[0][: progress["taken"][0]]
         done = every_item(first) + every_item(second)
         assert done.keys() == set(range(STEPS * num_replicas)), seed

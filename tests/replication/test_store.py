@@ -29,8 +29,8 @@ def test_a_store_that_is_killed_or_frozen_is_lost_to_all_calls(number):
     with start_command([sys.executable, "-c", HOST]) as host:
         told = host.folder / "stdout"
         wait_until(lambda: told.read_text().endswith("\n"), "it tells its port", running=host)
-        tcp = dist.TCPStore("127.0.0.1", int(told.read_text()), is_master=False)  # pyright: ignore[reportPrivateImportUsage]
-        watched = WatchedStore(dist.PrefixStore("run", tcp), timeout_seconds=1)  # pyright: ignore[reportPrivateImportUsage]
+        tcp = dist.TCPStore("127.0.0.1", int(told.read_text()), is_master=False)
+        watched = WatchedStore(dist.PrefixStore("run", tcp), timeout_seconds=1)
         watched.set("a", "1")
         assert (watched.get("a"), watched.add("n", 2)) == (b"1", 2)
         assert watched.check(["a", "n"])
@@ -70,7 +70,7 @@ def test_a_rank_that_was_stopped_itself_gives_the_store_time_to_answer(monkeypat
         now[0] = left.pop(0)
         return now[0]
 
-    watched = WatchedStore(dist.HashStore(), timeout_seconds=1)  # pyright: ignore[reportPrivateImportUsage]
+    watched = WatchedStore(dist.HashStore(), timeout_seconds=1)
     watched._begun[0] = 0.2  # when a call was begun
     monkeypatch.setattr(store, "time", SimpleNamespace(monotonic=look))
     monkeypatch.setattr(store, "_close_connections", lambda port: closed.append(now[0]))

@@ -138,8 +138,8 @@ def write_run(
                 "top5": 0.99,
                 "images": 360,
             }
-            validation = {"loss": 0.5, "top1": 0.025 * step, "top5": 0.9, "images": 90}
-            validation["ema"] = {**ema, "top1": 0.015 * step}
+            validation: dict[str, Any] = {"ema": {**ema, "top1": 0.015 * step}}
+            validation |= {"loss": 0.5, "top1": 0.025 * step, "top5": 0.9, "images": 90}
             scores = {"validation": validation} if validated else {}
             row = {**test, "ema": ema, **scores}
             record.add(epoch=step // 15, **(_of_nodes(row) if graph else row))

@@ -12,7 +12,7 @@ from vigpipe.analysis.account import PARTS
 from vigpipe.report import charts
 from vigpipe.report.read import read_runs
 from vigpipe.report.timing_files import Timeline
-from vigpipe.spans import KINDS, Span
+from vigpipe.spans import KINDS, Span, SpanKind
 
 
 def traces(figure):
@@ -68,7 +68,7 @@ def test_a_rank_s_bar_is_made_of_all_parts():
 
 
 def test_pieces_of_the_model_stand_in_its_order():
-    stacked = {
+    stacked: dict[SpanKind, dict[str, dict[str, float]]] = {
         "forward": {"FFN": {"block 2": 1.0, "block 10": 1.0}, "whole": {"loss": 0.1, "stem": 0.1}},
         "backward": {"whole": {"stem": 0.2}},
     }

@@ -3,13 +3,14 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage]
+from timm.optim import create_optimizer_v2
 
 from vigpipe.config.options import MODEL_DEFAULTS, TrainConfig
 from vigpipe.errors import InputError
@@ -140,7 +141,7 @@ def test_held_out_images_are_not_trained_on_and_the_user_is_told():
 
 def test_what_enters_a_batch_tells_data_from_others(tmp_path):
     draws = np.random.default_rng(0)
-    graph = {
+    graph: dict[str, Any] = {
         "edge_src": draws.integers(0, 20, 60),
         "edge_dst": draws.integers(0, 20, 60),
         "x": draws.random((20, 4)),
@@ -159,7 +160,7 @@ def test_what_enters_a_batch_tells_data_from_others(tmp_path):
     same = shutil.copy(path, tmp_path / "elsewhere" / "h.npz")
     assert run(model="sage", data=str(same)).differs_in_data(before) is None
     for name, values, differs in changes:
-        np.savez(path, **{**graph, name: values})
+        np.savez(path, **graph | {name: values})
         assert run(model="sage", data=str(path)).differs_in_data(before) == differs
     np.savez(path, **graph)
     scaled = run(model="sage", data=str(path), features="row")

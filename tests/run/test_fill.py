@@ -1,5 +1,7 @@
 """How full the batches of a run are is known from the numbers of their items alone."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,13 +12,13 @@ from vigpipe.job.rows import Fill, partial_batch
 from vigpipe.run.facts import Run, prepare
 
 CPU = torch.device("cpu")
-NODES = {
+NODES: dict[str, Any] = {
     **{"model": "gcn", "data": "sbm:200,4", "sampler": "parts", "partition": "random"},
     **{"parts": 10, "epochs": 2, "threads": 1},
 }
 
 
-def of_images(num_train: int = 28, **options) -> Run:
+def of_images(num_train: int = 28, **options: Any) -> Run:
     options = {"data": "fake", "image_size": 8, "batch_size": 10, "steps": 6, **options}
     run = prepare(TrainConfig(**options), torch.float32)
     return with_images(run, shortened(images_of(run), num_train, 24))
@@ -90,6 +92,7 @@ def test_replicas_share_the_sub_graphs_of_a_step():
 
 
 def test_the_whole_graph_is_a_full_batch():
-    nodes = {name: value for name, value in NODES.items() if name not in ("partition", "parts")}
-    run = prepare(TrainConfig(**{**nodes, "sampler": "full"}), torch.float32)
+    of_parts = ("sampler", "partition", "parts")
+    nodes = {name: value for name, value in NODES.items() if name not in of_parts}
+    run = prepare(TrainConfig(**nodes, sampler="full"), torch.float32)
     assert fills(run, 3) == 3 * [(1, 1)]

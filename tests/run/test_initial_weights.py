@@ -43,7 +43,7 @@ def data(tmp_path, monkeypatch):
         np.savez(f"{name}-images.npz", **images, y_train=labels, y_test=labels[:9])
     np.savez("unnamed.npz", **graph, y=y)
     np.savez("several.npz", **graph, y=np.eye(3, dtype=int)[y] | 1, classes=np.array(NAMES))
-    np.savez("wide.npz", **{**graph, "x": np.zeros((30, 5))}, y=y, classes=np.array(NAMES))
+    np.savez("wide.npz", **graph | {"x": np.zeros((30, 5))}, y=y, classes=np.array(NAMES))
 
 
 def run(data: str = "a.npz", **options: Any) -> Run:

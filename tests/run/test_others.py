@@ -15,7 +15,7 @@ from vigpipe.run.others import Others
 
 def test_events_that_find_no_room_at_the_end_are_told_and_not_forgotten(tmp_path):
     event = {"replica": 0, "item": 3}
-    store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    store = dist.HashStore()
     events = EventsFile(tmp_path, {"replicas": 2})
     membership = Mock(lost=dict, inbox=lambda: Inbox(store, [0]))
     others = Others(Mock(own_steps=Mock(membership=membership)))

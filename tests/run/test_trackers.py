@@ -107,7 +107,7 @@ def test_charts_of_a_graph_have_its_scores_and_no_counts_of_nodes():
 @pytest.mark.heavy
 @pytest.mark.track
 def test_tensorboard_s_event_file_has_the_numbers_of_the_rows(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import (  # pyright: ignore[reportMissingImports]
+    from tensorboard.backend.event_processing.event_accumulator import (  # pyrefly: ignore[missing-import]
         EventAccumulator,
     )
 
@@ -129,7 +129,7 @@ def test_tensorboard_s_event_file_has_the_numbers_of_the_rows(tmp_path):
 @pytest.mark.heavy
 @pytest.mark.track
 def test_mlflow_has_one_run_that_goes_on_after_a_resumption(tmp_path, offline):
-    from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
+    from mlflow.tracking import MlflowClient  # pyrefly: ignore[missing-import]
 
     folder = tmp_path / "run"
     folder.mkdir()

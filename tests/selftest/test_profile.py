@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
+from torch.autograd import DeviceType
 from torch.autograd.profiler_util import EventList
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as profiled
@@ -33,7 +33,7 @@ def test_kernels_of_a_gpu_are_counted_without_what_calls_them():
         event("Optimizer.step#AdamW.step", DeviceType.CUDA, 5000, annotation=True),
         event("cudaLaunchKernel", DeviceType.CPU, 0),
     ]
-    made_up: EventList = events  # pyright: ignore[reportAssignmentType]
+    made_up: EventList = events  # pyrefly: ignore[bad-assignment]
     assert profile.kernels_of(made_up, 2, True) == [
         {"name": "_knn_kernel", "calls": 3, "seconds": pytest.approx(600e-6)},
         {"name": "gemm", "calls": 3, "seconds": pytest.approx(300e-6)},

@@ -21,7 +21,7 @@ class Ticks(HostClock):
 
     def __init__(self) -> None:
         ticks = count()
-        self.stamp = lambda: float(next(ticks))
+        self.stamp = lambda: float(next(ticks))  # pyrefly: ignore[bad-assignment, bad-override]
 
 
 def make(num_warmup: int = 0, num_steps: int = 10, clock: HostClock | None = None) -> Recorder:

@@ -53,7 +53,7 @@ def best_in(manifest: Manifest, where: Path) -> Best | None:
     """Return a manifest's best evaluation, if any; InputError, from `where`, if it is malformed."""
     if not manifest.best:
         return None
-    table = {"unit": "images", **manifest.best}  # The oldest checkpoints have no unit.
+    table: dict[str, Any] = {"unit": "images", **manifest.best}  # the oldest have no unit
     is_valid = (
         table.keys() == {"step", "by", "value", "of", "images", "unit"}
         and type(table["step"]) is int

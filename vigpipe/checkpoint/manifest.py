@@ -103,7 +103,8 @@ def read_manifest(checkpoint: Path, name: str = NAME) -> Manifest:
     content = table.get("checkpoint")
     if not isinstance(content, dict) or table.get("sha256") != _digest(content):
         raise InputError(f"{path}: its SHA-256 does not fit: it was damaged or edited; {_AGAIN}")
-    content = {**{key: {} for key in _OLDER.get(table["format"], ())}, **content}
+    for key in _OLDER.get(table["format"], ()):
+        content.setdefault(key, {})
     names = {f.name for f in fields(Manifest)}
     if content.keys() != names:
         wrong = sorted(content.keys() ^ names)

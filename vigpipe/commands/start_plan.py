@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from vigpipe.commands.cluster import check_cluster, ranks_to_measure
 from vigpipe.config.choices import OF_LAYERS
@@ -81,7 +82,7 @@ def _run_plan_ways(config: PlanConfig, ranks: int, arguments: Sequence[str]) -> 
         read_measured(config.profile)
     check_new_file(plan_file(config), "--out ", (".json",), mark=WAYS_MARK, overwrite=None)
     num_ranks = ranks_to_measure(config, ranks)
-    together = {"dp": num_ranks} if config.sampler in OF_LAYERS else {"shards": num_ranks}
+    together: dict[str, Any] = {"dp" if config.sampler in OF_LAYERS else "shards": num_ranks}
     meeting = replace(config, stages=1, microbatches=1, schedule="gpipe", out=None, **together)
     work = "vigpipe.commands.plan_ways:propose_way"
     return run_on_ranks(meeting, arguments, work, options={"config": config})

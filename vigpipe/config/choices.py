@@ -76,7 +76,7 @@ NORMS: tuple[str, ...] = get_args(Norm)
 PARTITIONS: tuple[str, ...] = get_args(Partition)
 POLICIES: tuple[str, ...] = get_args(Policy)
 GRAPH_AGGREGATORS = {"sage": ("mean", "max", "pool"), "gat": ("v1", "v2")}
-SAMPLERS: tuple[str, ...] = get_args(Sampler)
+SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
 OF_LAYERS = ("fastgcn", "neighbour")  # samplers that give every layer nodes of its own
 
 

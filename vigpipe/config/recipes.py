@@ -124,7 +124,7 @@ _OF_ALL = {
 }
 
 # What each recipe sets, by names of `ModelDefaults` and `NO_RECIPE`; the rest is left to those.
-RECIPES: dict[str, dict[str, Any]] = {
+RECIPES: dict[choices.Recipe, dict[str, Any]] = {
     # Han et al. 2022 (arXiv:2206.00272), table 3, and the command of its reference code.
     "imagenet": {
         **_OF_ALL,

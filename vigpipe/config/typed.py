@@ -110,7 +110,7 @@ def _as(part: Any, value: Any) -> tuple[Any] | None:
         if not isinstance(value, tuple | list) or len(value) != len(get_args(part)):
             return None
         found = [_as(p, v) for p, v in zip(get_args(part), value, strict=True)]
-        return None if None in found else (tuple(v for (v,) in found),)  # pyright: ignore
+        return None if None in found else (tuple(v for (v,) in found),)  # pyrefly: ignore[not-iterable]
     if origin is Callable:
         return (value,) if callable(value) else None
     if origin is Iterable:

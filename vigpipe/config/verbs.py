@@ -154,9 +154,9 @@ class PlanConfig(TrainConfig):
     model: Model = "vig_ti_224"
     data: str = "fake"
     ranks: int | None = None
-    stages: int = 2  # pyright: ignore[reportIncompatibleVariableOverride]
-    microbatches: int | Literal["auto"] = "auto"  # pyright: ignore[reportIncompatibleVariableOverride]
-    schedule: Literal[Schedule, "auto"] = "auto"  # pyright: ignore[reportIncompatibleVariableOverride]
+    stages: int = 2
+    microbatches: int | Literal["auto"] = "auto"  # pyrefly: ignore[bad-override]
+    schedule: Literal[Schedule, "auto"] = "auto"  # pyrefly: ignore[bad-override]
     memory_limit: str | None = None
     bandwidth: str | None = None
     latency: str | None = None

@@ -221,7 +221,7 @@ class _TaskDataset(Dataset[Any]):
     def __init__(self, splits: tuple[Split, ...], slots: Slots) -> None:
         self._splits, self._slots = splits, slots
 
-    def __getitem__(self, task: _Task | None) -> _Answer | None:
+    def __getitem__(self, task: _Task | None) -> _Answer | None:  # pyrefly: ignore[bad-override-param-name]
         if task is None:
             return None
         out = self._slots[task.slot][: len(task.request.indices)]

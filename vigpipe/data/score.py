@@ -20,10 +20,10 @@ class ImageScore(Score):
     main_name: ClassVar[str] = "top1"
     unit: ClassVar[str] = "images"
 
-    loss: float  # mean cross-entropy
+    loss: float  # pyrefly: ignore[bad-override]  # mean cross-entropy
     top1: float  # fraction of the images whose class is the likeliest
     top5: float  # or one of the five likeliest
-    num_samples: int
+    num_samples: int  # pyrefly: ignore[bad-override]
 
 
 class ImageTally:

@@ -190,7 +190,7 @@ def _read_array(stream: IO[bytes], num_bytes: int, where: str) -> np.ndarray:
 def fill(memory: memoryview, stream: IO[bytes]) -> int:
     """Read bytes into memory, piece by piece, and return how many are missing in the stream."""
     while memory:
-        piece = stream.readinto(memory[:_PIECE])  # pyright: ignore[reportAttributeAccessIssue]
+        piece = stream.readinto(memory[:_PIECE])  # pyrefly: ignore[missing-attribute]
         if not piece:
             break
         memory = memory[piece:]

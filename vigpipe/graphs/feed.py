@@ -159,7 +159,7 @@ class GraphFeed:
         features = self._graph.features
         if self._sharding.has_all:
             return self._sent(in_memory(features))
-        return self._sent(features[self._sharding.own(np.arange(self._graph.num_nodes))])
+        return self._sent(features[self._sharding.own(np.arange(self._graph.num_nodes))])  # pyrefly: ignore[bad-argument-type]
 
     def _sent(self, rows: Rows) -> Any:
         return for_model(rows, self._is_sparse).to(self._device, self._dtype)
@@ -189,7 +189,7 @@ class GraphFeed:
             return self._all_features
         # With edges of its own for every layer, a sub-graph has its nodes in an order of its own.
         if len(nodes) < self._graph.num_nodes or isinstance(shard.edges, Layered):
-            return self._sent(features[nodes])
+            return self._sent(features[nodes])  # pyrefly: ignore[bad-argument-type]
         return self._sent(in_memory(features))
 
     def _zeros(self, *shape: int) -> Tensor:

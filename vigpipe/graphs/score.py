@@ -28,11 +28,11 @@ class NodeScore(Score):
     main_name: ClassVar[str] = "accuracy"
     unit: ClassVar[str] = "nodes"
 
-    loss: float
+    loss: float  # pyrefly: ignore[bad-override]
     accuracy: float
     micro_f1: float
     macro_f1: float
-    num_samples: int
+    num_samples: int  # pyrefly: ignore[bad-override]
 
 
 class NodeTally:

@@ -58,7 +58,7 @@ class StoredRows:
         if self.num_stored is None:
             taken = np.empty((len(rows), *self.shape[1:]), self.dtype)
             for file, of_file in by_file:
-                taken[of_file] = self._read(file)[rows[of_file] - self._firsts[file]]
+                taken[of_file] = self._read(file)[rows[of_file] - self._firsts[file]]  # pyrefly: ignore[unsupported-operation]
             return taken
         pieces = [self._read(file)[rows[of] - self._firsts[file]] for file, of in by_file]
         joined = self._joined(pieces or [self._read(0)[:0]])

@@ -167,7 +167,7 @@ def _describe(
     defaults = MODEL_DEFAULTS[model]
     size = parse_image_size(image_size or metadata.get("img_size")) or published["input_size"][1:]
     text = f"{size[0]}x{size[1]}"
-    config = with_model_defaults(TrainConfig(model=model, image_size=text))  # pyright: ignore[reportArgumentType]
+    config = with_model_defaults(TrainConfig(model=model, image_size=text))  # pyrefly: ignore[bad-argument-type]
     options = said_options({**metadata, "model": model}, weights)
     preparation = {
         "mean": defaults.image_mean,

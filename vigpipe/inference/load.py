@@ -98,7 +98,7 @@ def usable_device(device: torch.device | str) -> torch.device:
     try:
         found = torch.device(device)
         torch.empty(0, device=found)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError) as error:
         why = str(error).splitlines()[0]
         raise InputError(f"device={str(device)!r}: cannot be used here ({why}); use cpu") from error
     return found

@@ -43,8 +43,8 @@ def draw_legend(figure: "Figure", corner: tuple[float, float]) -> None:
     from matplotlib.legend_handler import HandlerTuple
     from matplotlib.lines import Line2D
 
-    frame = {"linestyle": "none", "marker": "s", "markerfacecolor": "white", "markersize": 8}
-    arms = {"linestyle": "none", "marker": "+", "markersize": 16}
+    arms: dict[str, Any] = {"linestyle": "none", "marker": "+", "markersize": 16}
+    frame = arms | {"marker": "s", "markerfacecolor": "white", "markersize": 8}
     node = (
         Line2D([], [], markeredgecolor=CASING_COLOUR, markeredgewidth=NODE_LINE + CASING, **arms),
         Line2D([], [], markeredgecolor=NODE_COLOUR, markeredgewidth=NODE_LINE, **arms),

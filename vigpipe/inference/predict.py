@@ -85,7 +85,7 @@ def prepare_prediction(config: PredictConfig, paths: Sequence[Path]) -> Run:
         "image files", names, description.in_chans, description.image_size, split, split
     )
     options = TrainConfig(
-        model=description.model,  # pyright: ignore[reportArgumentType]
+        model=description.model,  # pyrefly: ignore[bad-argument-type]
         **description.options,
         data="fake",  # a placeholder, because the checks of the options need images
         image_size=f"{description.image_size[0]}x{description.image_size[1]}",

@@ -215,6 +215,6 @@ class Stem(nn.Sequential):
         found = [conv for conv in convs if isinstance(conv, nn.Conv2d)]
         super().__init__(*(_convolution(conv, dtype, conv is not found[-1]) for conv in found))
 
-    def forward(self, images: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(self, images: Tensor) -> Tensor:  # pyrefly: ignore[bad-override-param-name]
         """Turn images into nodes: (B, C_in, H, W) -> (B, H', W', C)."""
         return super().forward(images).movedim(1, -1).contiguous()

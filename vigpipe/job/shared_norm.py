@@ -66,7 +66,7 @@ class _NormaliseGroups(Function):
         return normal
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
         normal, scale, count = ctx.saved_tensors
         own = torch.stack((grad, grad * normal)).double().sum((2, 4), keepdim=True)
         mean, slope = (ctx.shards.total(own, NORMS) / count).to(normal.dtype)
@@ -95,7 +95,7 @@ class _Normalise(Function):
         return torch.addcmul(bias.to(wide), normal, weight.to(wide)).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
         normal, scale, weight, count = ctx.saved_tensors
         wide = grad.to(normal.dtype)
         own = torch.stack((wide.sum(0), (wide * normal).sum(0)))

@@ -39,9 +39,7 @@ def meet(launch: Launch, timeout_seconds: float, meeting_seconds: float | None =
     if launch.launcher == "torchrun":
         assert launch.init_method is not None
         _check_address(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-        meeting = dist.rendezvous(  # pyright: ignore[reportPrivateImportUsage]
-            launch.init_method, launch.rank, launch.world_size, timeout=limit
-        )
+        meeting = dist.rendezvous(launch.init_method, launch.rank, launch.world_size, timeout=limit)
         store, _, _ = next(meeting)
     else:
         store = _make_store(launch, limit)
@@ -88,9 +86,9 @@ def _make_store(launch: Launch, timeout: timedelta) -> Any:
     import torch.distributed as dist
 
     if launch.init_method is None:
-        return dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+        return dist.HashStore()
     if launch.init_method.startswith("file://"):
-        return dist.FileStore(launch.init_method.removeprefix("file://"), launch.world_size)  # pyright: ignore[reportPrivateImportUsage]
+        return dist.FileStore(launch.init_method.removeprefix("file://"), launch.world_size)
     host, _, port = launch.init_method.removeprefix("tcp://").rpartition(":")
     _check_address(host, int(port))
     if host not in LOOPBACK and not os.environ.get("GLOO_SOCKET_IFNAME"):
@@ -98,7 +96,7 @@ def _make_store(launch: Launch, timeout: timedelta) -> Any:
     arguments: dict[str, Any] = {"timeout": timeout, "wait_for_workers": False}
     if launch.rank == 0:
         arguments |= {"is_master": True, "master_listen_fd": _listen(launch, host, int(port))}
-    return dist.TCPStore(host, int(port), launch.world_size, **arguments)  # pyright: ignore[reportPrivateImportUsage]
+    return dist.TCPStore(host, int(port), launch.world_size, **arguments)
 
 
 def _check_address(host: str, port: int) -> None:
@@ -126,7 +124,7 @@ def _joined(store: Any, launch: Launch) -> Any:
                 f"rank {launch.rank} of {launch.run_id} found another run ({owner[:16]}) at "
                 f"{launch.init_method}: set MASTER_PORT to a port of its own for every run"
             )
-    run_store = dist.PrefixStore(launch.run_id, store)  # pyright: ignore[reportPrivateImportUsage]
+    run_store = dist.PrefixStore(launch.run_id, store)
     run_store.set(f"here/{launch.rank}", "")
     run_store.wait([f"here/{rank}" for rank in range(launch.world_size)])
     return run_store

@@ -37,7 +37,7 @@ def compile_blocks(model: StagedModel, **options: Any) -> None:
     for name, block in blocks.items():
         block.compile(dynamic=False, **options)
         call: Any = block._compiled_call_impl
-        block._compiled_call_impl = partial(_call, call, Limit, name, num_graphs)  # pyright: ignore
+        block._compiled_call_impl = partial(_call, call, Limit, name, num_graphs)
 
 
 def _keep_for_later_runs() -> None:

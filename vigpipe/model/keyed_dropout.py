@@ -93,9 +93,9 @@ class ChannelDropout(KeyedMask):
         num_dropped = min(round(self.rate * (1 << 16)), (1 << 16) - 1)
         threshold, scale = num_dropped - (1 << 15), 1.0 / (1.0 - num_dropped / (1 << 16))
         if isinstance(x, Tensor):
-            return dropped(x, rows, stream, threshold, scale, fused=self.fused)
+            return dropped(x, rows, stream, threshold, scale, fused=self.fused)  # pyrefly: ignore[bad-return]
         kept = some_lanes_at_least(rows, stream, x.places.targets, x.places.indices, threshold)
-        return SparseRows(x.places, x.values * kept * scale)
+        return SparseRows(x.places, x.values * kept * scale)  # pyrefly: ignore[bad-return]
 
 
 class KeyedDropout(KeyedMask):

@@ -38,7 +38,7 @@ class Layer(nn.Sequential):
         )
         self.gelu = gelu
 
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(  # pyrefly: ignore[bad-override]
         self, x: Tensor, residual: Tensor | None = None, sample_scale: Tensor | None = None
     ) -> Tensor:
         """Run: (B, ..., C_in) -> (B, ..., C_out), times `sample_scale`, (B,), plus `residual`."""

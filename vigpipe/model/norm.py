@@ -195,7 +195,7 @@ def merge_stats(stats: Tensor) -> Tensor:
 
 
 # Each takes many tensors in one call, because starting a kernel costs a GPU more than the update.
-_lerp, _add, _zero = torch._foreach_lerp_, torch._foreach_add_, torch._foreach_zero_  # pyright: ignore[reportPrivateImportUsage]
+_lerp, _add, _zero = torch._foreach_lerp_, torch._foreach_add_, torch._foreach_zero_
 
 
 class PooledStatistics:

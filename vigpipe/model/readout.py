@@ -57,9 +57,7 @@ class Readout(nn.Sequential):
         fold_in_place(self)
         return self
 
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, x: Tensor, draws: Draws | None, pre_logits: bool = False
-    ) -> Tensor:
+    def forward(self, x: Tensor, draws: Draws | None, pre_logits: bool = False) -> Tensor:  # pyrefly: ignore[bad-override]
         """Classify nodes, (B, H, W, C); with `pre_logits`, return the hidden layer, (B, 1024)."""
         widen, norm, act, dropout, classify = self
         if self.pool:

@@ -97,7 +97,7 @@ class StagedModel(nn.Module):
         """Use the fused operators where there are any, or the plain ones everywhere."""
         for module in self.modules():
             if hasattr(type(module), "fused"):
-                module.fused = impl == "fused"  # pyright: ignore[reportArgumentType]
+                module.fused = impl == "fused"  # pyrefly: ignore[bad-argument-type]
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of parameters without weight decay, besides biases and norms."""
@@ -143,7 +143,7 @@ class StagedModel(nn.Module):
             InputError: there are no images in training mode, or TorchScript traces the model.
         """
         if not torch.compiler.is_compiling() and not isinstance(x, torch.fx.Proxy):
-            if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+            if torch.jit.is_tracing():
                 raise InputError(_NO_TORCHSCRIPT)
             if len(x) == 0:
                 return self._run_empty(x)

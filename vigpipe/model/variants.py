@@ -137,7 +137,7 @@ def create_model(
                 raise InputError(f"{flag} {value}: vig_study has no such choice; leave it out")
         if graph not in (None, "grid", "knn"):
             raise InputError(f"--graph {graph}: vig_study has grid and knn; choose one of them")
-        model: StagedModel = VigStudy(**common, graph=graph or "grid")  # pyright: ignore[reportArgumentType]
+        model: StagedModel = VigStudy(**common, graph=graph or "grid")
     elif name in VIG_SHAPES:
         model = VisionGnn(
             VIG_SHAPES[name],

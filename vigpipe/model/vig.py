@@ -41,7 +41,7 @@ from vigpipe.model.tokens import Tokens
 class Block(nn.Sequential):
     """A Grapher and an FFN; the published names are `0` and `1`."""
 
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(  # pyrefly: ignore[bad-override]
         self, x: Tensor, draws: Draws | None, given: Tensor | None
     ) -> tuple[Tensor, BlockGraph, Tensor]:
         """Run the block: (B, H, W, C) -> (B, H, W, C), the graph used, and the one to pass on.
@@ -295,7 +295,7 @@ class VisionGnn(StagedModel):
             if isinstance(module, Grapher):
                 yield name.split(".")[1], module  # backbone.3.0
 
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(
         self, x: Tensor, keys: Tensor | Draws | None = None, return_graph: bool = False
     ) -> Any:
         """Run stem, blocks and readout, as far as they are present; see StagedModel.
@@ -383,7 +383,7 @@ class VisionGnn(StagedModel):
         from timm.models._features import feature_take_indices
 
         blocks = [int(level["module"].split(".")[1]) for level in self.feature_info]
-        taken, _ = feature_take_indices(len(blocks), indices)  # pyright: ignore[reportArgumentType]
+        taken, _ = feature_take_indices(len(blocks), indices)  # pyrefly: ignore[bad-argument-type]
         return taken, [blocks[i] for i in taken]
 
     def prune_intermediate_layers(

@@ -196,7 +196,7 @@ def _version(device_type: str, index: int | None, name: str, is_fake: bool) -> s
 
 # As torch.compiler.assume_constant_result does; calling it would import dynamo, which takes 2 s.
 # So a traced call also compares, outside of the trace, and the graph has what was found.
-_version._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+_version._dynamo_marked_constant = True  # pyrefly: ignore[missing-attribute]
 
 
 def _find_version(device_type: str, name: str) -> str:

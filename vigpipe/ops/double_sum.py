@@ -89,13 +89,13 @@ class PairSum:
 
 def offer(parameter: Tensor, double_sum: DoubleSum) -> None:
     """Let backwards add to a parameter's sum, until `withdraw`."""
-    parameter.double_sum = double_sum  # pyright: ignore[reportAttributeAccessIssue]
+    parameter.double_sum = double_sum  # pyrefly: ignore[missing-attribute]
 
 
 def withdraw(parameter: Tensor) -> None:
     """Let backwards give the parameter gradients again."""
     if sum_of(parameter) is not None:
-        del parameter.double_sum  # pyright: ignore[reportAttributeAccessIssue]
+        del parameter.double_sum  # pyrefly: ignore[missing-attribute]
 
 
 def sum_of(parameter: Tensor) -> DoubleSum | None:

@@ -95,7 +95,7 @@ def _degree(x: Tensor, height: int, width: int) -> Tensor:
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Compute mean, (C,), and covariance, (C, C), of the nodes of (B, N, C), in float64."""
-    return _Moments.apply(x)  # pyright: ignore[reportReturnType]
+    return _Moments.apply(x)
 
 
 class _Moments(torch.autograd.Function):
@@ -111,7 +111,7 @@ class _Moments(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d_mean: Tensor, d_covariance: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, d_mean: Tensor, d_covariance: Tensor) -> Tensor:  # pyrefly: ignore[bad-override]
         x, mean = ctx.saved_tensors
         num_rows = x.numel() // x.shape[-1]
         factor = (d_covariance + d_covariance.T) / num_rows

@@ -23,7 +23,7 @@ from vigpipe.ops.plain import candidates_of
 def _offsets(row: tl.tensor, is_row: tl.tensor, channel: tl.tensor, num_channels: int) -> tuple:
     """Return the offsets of a tile in a table of num_channels columns, and which are inside it."""
     at = row[:, None] * num_channels + channel[None, :]
-    return at, is_row[:, None] & (channel < num_channels)[None, :]
+    return at, is_row[:, None] & (channel < num_channels)[None, :]  # pyrefly: ignore[bad-index]
 
 
 @triton.jit
@@ -122,7 +122,7 @@ def _aggregate_kernel(
 
     WITH_SELF makes the node itself the first output.
     """
-    dtype: tl.constexpr = y.dtype.element_ty  # pyright: ignore[reportAttributeAccessIssue]
+    dtype: tl.constexpr = y.dtype.element_ty  # pyrefly: ignore[missing-attribute]
     NUMBER: tl.constexpr = tl.constexpr(tl.float64 if dtype == tl.float64 else tl.float32)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -168,11 +168,11 @@ def _own_gradient(
     K: tl.constexpr, MODE: tl.constexpr, WITH_SELF: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Return what x_i in a tile of outputs adds to the gradients of nodes, NaN for a bad index."""
-    dtype: tl.constexpr = grad.dtype.element_ty  # pyright: ignore[reportAttributeAccessIssue]
+    dtype: tl.constexpr = grad.dtype.element_ty  # pyrefly: ignore[missing-attribute]
     NUMBER: tl.constexpr = tl.constexpr(tl.float64 if dtype == tl.float64 else tl.float32)
     OUTPUTS: tl.constexpr = WITH_SELF + (2 if MODE == "max_mean" else 1)
     is_row = row < num_rows
-    at, mask = _offsets(row, is_row, channel, num_channels)
+    at, mask = _offsets(row, is_row, channel, num_channels)  # pyrefly: ignore[bad-argument-type]
     own = tl.zeros(at.shape, NUMBER)
     if MODE != "sum":
         own -= tl.load(grad + at * OUTPUTS + WITH_SELF, mask=mask, other=0).to(NUMBER)
@@ -185,7 +185,7 @@ def _own_gradient(
         own = tl.where(is_chosen, own, float("nan"))
     if MODE != "max":
         for j in range(K):
-            _index, is_index = _neighbour(graph, row * K + j, is_row, num_candidates)
+            _index, is_index = _neighbour(graph, row * K + j, is_row, num_candidates)  # pyrefly: ignore[bad-argument-type]
             own = tl.where(is_index[:, None], own, float("nan"))
     if WITH_SELF:
         own += tl.load(grad + at * OUTPUTS, mask=mask, other=0).to(NUMBER)
@@ -222,7 +222,7 @@ def _candidates_kernel(
 
     If SHARED, the candidates are the nodes, and their gradients as nodes are added.
     """
-    dtype: tl.constexpr = grad.dtype.element_ty  # pyright: ignore[reportAttributeAccessIssue]
+    dtype: tl.constexpr = grad.dtype.element_ty  # pyrefly: ignore[missing-attribute]
     NUMBER: tl.constexpr = tl.constexpr(tl.float64 if dtype == tl.float64 else tl.float32)
     OUTPUTS: tl.constexpr = WITH_SELF + (2 if MODE == "max_mean" else 1)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -233,7 +233,7 @@ def _candidates_kernel(
     last = tl.load(starts + row + image + 1, mask=is_row, other=0)
     total = tl.zeros([ROWS, BLOCK_C], NUMBER)
     most = tl.max(last - first, 0)
-    for step in range(0, most, EDGES):  # pyright: ignore[reportArgumentType]
+    for step in range(0, most, EDGES):  # pyrefly: ignore[bad-argument-type]
         position = (first + step)[:, None] + tl.arange(0, EDGES)[None, :]
         is_edge = position < last[:, None]
         edge = tl.load(edges + (image * num_nodes * K)[:, None] + position, mask=is_edge, other=0)
@@ -270,7 +270,7 @@ def _weights_kernel(
     ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
 ) -> None:  # fmt: skip
     """Write the gradients of a sum's weights: products of its gradient with the neighbours."""
-    dtype: tl.constexpr = grad.dtype.element_ty  # pyright: ignore[reportAttributeAccessIssue]
+    dtype: tl.constexpr = grad.dtype.element_ty  # pyrefly: ignore[missing-attribute]
     NUMBER: tl.constexpr = tl.constexpr(tl.float64 if dtype == tl.float64 else tl.float32)
     OUTPUTS: tl.constexpr = WITH_SELF + 1
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)

@@ -18,7 +18,7 @@ def grid_neighbour_sum(x: Tensor, height: int, width: int) -> Tensor:
     """
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return _sum(x, height, width)
-    return _GridSum.apply(x, height, width)  # pyright: ignore[reportReturnType]
+    return _GridSum.apply(x, height, width)
 
 
 class _GridSum(torch.autograd.Function):
@@ -30,7 +30,7 @@ class _GridSum(torch.autograd.Function):
         return _sum(x, height, width)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # pyrefly: ignore[bad-override]
         return grid_neighbour_sum(grad, *ctx.grid), None, None
 
 

@@ -77,11 +77,11 @@ def half_block(
     scale = None if sample_scale is None else sample_scale.to(x).contiguous()
     sums = _sums(parameters)
     if sums is None:
-        return _HalfBlock.apply(x, scale, settings, None, *parameters)  # pyright: ignore[reportReturnType]
+        return _HalfBlock.apply(x, scale, settings, None, *parameters)
     if not x.requires_grad:  # without any such input there would be no backward
         x = x.detach().requires_grad_()
     held = _Held(tuple(parameters), sums)
-    return _HalfBlock.apply(x, scale, settings, held)  # pyright: ignore[reportReturnType]
+    return _HalfBlock.apply(x, scale, settings, held)
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class _HalfBlock(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
         x, sample_scale, z, kept, moments, *parameters = ctx.saved_tensors
         addresses = _addresses(parameters if ctx.held is None else ctx.held.parameters)
         first = (grad.contiguous(), x, addresses, *ctx.settings.eps, sample_scale)

@@ -1,6 +1,6 @@
 """Dropout and ReLU for large tensors: the backward needs a bit for each number, or nothing."""
 
-# pyright: reportIncompatibleMethodOverride=false
+# pyrefly: ignore-errors[bad-override]
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def dropped(
     allows, hashes again in the backward instead of keeping a mask; the bits are the same.
     """
     if fused and _has_native(x):
-        return _Dropped.apply(x, rows, first, threshold, scale)  # pyright: ignore[reportReturnType]
+        return _Dropped.apply(x, rows, first, threshold, scale)
     kept = lanes_at_least(rows, first, x.shape[1], threshold, fused=fused)
     return x * kept * scale  # the backward needs `kept` alone, a byte each
 
@@ -33,7 +33,7 @@ def relu(x: Tensor, *, fused: bool = True) -> Tensor:
     """
     if fused and x.requires_grad and torch.is_grad_enabled() and _has_native(x):
         is_inner = not x.is_leaf and not x._is_view() and x.is_contiguous()
-        return _Relu.apply(x, is_inner)  # pyright: ignore[reportReturnType]
+        return _Relu.apply(x, is_inner)
     return torch.relu(x)
 
 

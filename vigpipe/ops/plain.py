@@ -182,7 +182,7 @@ def grouped(x: Tensor, weight: Tensor, groups: int) -> Tensor:
 
 def hidden(x: Tensor, first: Tensor, bias: Tensor, second: Tensor) -> Tensor:
     """Compute gelu(x first + bias) second^T; see `vigpipe.ops.hidden`."""
-    return _Hidden.apply(x, first, bias, second)  # pyright: ignore[reportReturnType]
+    return _Hidden.apply(x, first, bias, second)
 
 
 def rows_at_once(device_type: str, width: int) -> int:
@@ -207,7 +207,7 @@ class _Hidden(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:  # pyrefly: ignore[bad-override]
         x, first, bias, second = ctx.saved_tensors
         d_x: list[Tensor] = []
         d_first, d_bias, d_second = (torch.zeros_like(t) for t in (first, bias, second))

@@ -9,7 +9,7 @@ An adjacency has n sources, m targets and e edges. Features have C channels, or 
 channels. Each function takes `fused`: use the fused kernels (`ops.csr`) where there are any.
 """
 
-# pyright: reportIncompatibleMethodOverride=false
+# pyrefly: ignore-errors[bad-override]
 
 from types import ModuleType
 from typing import Any
@@ -50,7 +50,7 @@ def constant_sum(
     check_shape("x", x, adjacency.num_sources, num_channels)
     if added is not None:
         check_shape("added", added, *(adjacency.num_targets, num_channels)[-added.dim() :])
-    return _ConstantSum.apply(x, added, weighting, adjacency, fused)  # pyright: ignore[reportReturnType]
+    return _ConstantSum.apply(x, added, weighting, adjacency, fused)
 
 
 def write_sums(
@@ -95,7 +95,7 @@ def own_and_mean(adjacency: Adjacency, both: Tensor, *, fused: bool = True) -> T
     The first C columns of `both` are what each node sends, the others what it has for itself.
     """
     check_shape("both", both, adjacency.num_sources, both.shape[-1] // 2 * 2)
-    return _OwnAndMean.apply(both, adjacency, fused)  # pyright: ignore[reportReturnType]
+    return _OwnAndMean.apply(both, adjacency, fused)
 
 
 def maximum(adjacency: Adjacency, x: Tensor, *, fused: bool = True) -> Tensor:
@@ -109,13 +109,13 @@ def maximum(adjacency: Adjacency, x: Tensor, *, fused: bool = True) -> Tensor:
     check_shape("x", x, adjacency.num_sources, x.shape[-1])
     if adjacency.num_sources > _MOST_SOURCES:
         raise ValueError(f"a maximum is taken over at most {_MOST_SOURCES:,} nodes")
-    return _Maximum.apply(x, adjacency, fused)  # pyright: ignore[reportReturnType]
+    return _Maximum.apply(x, adjacency, fused)
 
 
 def edge_softmax(adjacency: Adjacency, scores: Tensor, *, fused: bool = True) -> Tensor:
     """Take the softmax over the edges that end in the same node: (e, H) -> (e, H)."""
     check_shape("scores", scores, adjacency.num_edges, scores.shape[-1])
-    return _Softmax.apply(scores, None, 0.0, adjacency, fused)  # pyright: ignore[reportReturnType]
+    return _Softmax.apply(scores, None, 0.0, adjacency, fused)
 
 
 def pair_softmax(
@@ -135,7 +135,7 @@ def pair_softmax(
     check_shape("of_sources", of_sources, adjacency.num_sources, num_heads)
     check_shape("of_targets", of_targets, adjacency.num_targets, num_heads)
     shares = _Softmax.apply(of_sources, of_targets, slope, adjacency, fused)
-    return shares  # pyright: ignore[reportReturnType]
+    return shares
 
 
 def pair_scores(
@@ -157,7 +157,7 @@ def pair_scores(
     check_shape("right", right, adjacency.num_targets, num_channels)
     check_shape("weights", weights, len(weights), weights.shape[-1])
     scores = _PairScores.apply(left, right, weights, slope, adjacency, fused)
-    return scores  # pyright: ignore[reportReturnType]
+    return scores
 
 
 def attention_sum(

@@ -1,7 +1,5 @@
 """A matrix most of whose numbers are 0, such as the words of documents, and its products."""
 
-# pyright: reportIncompatibleMethodOverride=false
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +85,7 @@ def linear(
         check_shape("weight", weight, num_channels, x.shape[1])
         if bias is not None:
             check_shape("bias", bias, *(len(x), num_channels)[-bias.dim() :])
-        return _Product.apply(weight, bias, x, fused)  # pyright: ignore[reportReturnType]
+        return _Product.apply(weight, bias, x, fused)
     if bias is not None and bias.dim() == 2:
         return torch.addmm(bias, x, weight.T)
     return F.linear(x, weight, bias)
@@ -106,7 +104,7 @@ class _Product(Function):
         return kernels.row_sums(x.places, weight.T.contiguous(), factors, added)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
         d_weight = d_bias = None
         if ctx.needs_input_grad[0]:
             turned, edges = ctx.x.places.transposed, ctx.x.places.turned_edges

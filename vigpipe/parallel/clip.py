@@ -25,7 +25,7 @@ def clip_gradients(
     if not gradients:
         return torch.zeros((), dtype=torch.float64)
     norms: list[Tensor] = [gradients[0].new_zeros((), dtype=torch.float64)] * len(order)
-    own_norms = torch._foreach_norm(gradients, 2, torch.float64)  # pyright: ignore[reportPrivateImportUsage]
+    own_norms = torch._foreach_norm(gradients, 2, torch.float64)
     for name, norm in zip(owned, own_norms, strict=True):
         norms[order[name]] = norm
     squares = torch.stack(norms).square()
@@ -34,5 +34,5 @@ def clip_gradients(
         dist.all_reduce(squares, group=pipeline_group)
     total = squares.sum().sqrt()
     scale = (max_norm / total).clamp(max=1.0)
-    torch._foreach_mul_(gradients, scale.to(gradients[0].dtype))  # pyright: ignore[reportPrivateImportUsage]
+    torch._foreach_mul_(gradients, scale.to(gradients[0].dtype))
     return total

@@ -195,7 +195,7 @@ class DDPGradients:
     def _sum_bucket(
         self,
         group: dist.ProcessGroup,
-        bucket: dist.GradBucket,  # pyright: ignore[reportPrivateImportUsage]
+        bucket: dist.GradBucket,
     ) -> Future[Tensor]:
         if self.reducing is not None and bucket.is_last():
             self.reducing()

@@ -53,7 +53,7 @@ def total(x: Tensor, shards: Shards, what: str = SCORES) -> Tensor:
 
 def _exchanged(x: Tensor, there: _Exchange, back: _Exchange) -> Tensor:
     """Exchange features, and later their gradients by what leads back."""
-    return _Exchanged.apply(x, there, back)  # pyright: ignore[reportReturnType]
+    return _Exchanged.apply(x, there, back)
 
 
 class _Exchanged(Function):
@@ -63,7 +63,7 @@ class _Exchanged(Function):
         return there(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # pyrefly: ignore[bad-override]
         return ctx.back(grad), None, None
 
 

@@ -144,7 +144,8 @@ class Candidate:
             # the largest forward of one stage and the largest backward of another.
             f, b = f + b, np.zeros_like(b)
         f, b = (np.where(self._is_stage, repeats * one, np.inf) for one in (f, b))
-        return Terms(*(np.stack([one] * self.num_stages) for one in (f, b)), once)
+        f, b = (np.stack([one] * self.num_stages) for one in (f, b))
+        return Terms(f, b, once)
 
     def _with_transfers(self, seconds: Array, transfers: Array) -> Array:
         """Return the seconds from one micro-batch of a stage to the next.

@@ -150,18 +150,16 @@ def profile_of(table: Any) -> Profile:
     """Return the profile that a table from JSON holds; raises as `parse` of `read_costs` does."""
     if not isinstance(table, dict):
         raise ValueError("'an object' is amiss")
-    table = {"amounts": [], "rounds": [], **table}  # older profiles know none
-    check_fields(Profile, table)
-    profile = Profile(
-        **{
-            **table,
-            **{name: tuple(table[name]) for name in ("rows", "slowdown", "amounts")},
-            "rounds": tuple(map(tuple, table["rounds"])),
-            "stem": _piece(table["stem"]),
-            "blocks": tuple(map(_piece, table["blocks"])),
-            "readout": _piece(table["readout"]),
-        }
-    )
+    values: dict[str, Any] = {"amounts": [], "rounds": [], **table}  # older profiles know none
+    check_fields(Profile, values)
+    values |= {
+        **{name: tuple(values[name]) for name in ("rows", "slowdown", "amounts")},
+        "rounds": tuple(map(tuple, values["rounds"])),
+        "stem": _piece(values["stem"]),
+        "blocks": tuple(map(_piece, values["blocks"])),
+        "readout": _piece(values["readout"]),
+    }
+    profile = Profile(**values)
     _check(profile)
     return profile
 
@@ -170,7 +168,7 @@ def with_network(
     profile: Profile, latency_seconds: float | None, bandwidth: float | None
 ) -> Profile:
     """Replace the profile's latency and bytes a second by others, where there are any."""
-    given = {"latency_seconds": latency_seconds, "bandwidth": bandwidth}
+    given: dict[str, Any] = {"latency_seconds": latency_seconds, "bandwidth": bandwidth}
     return replace(profile, **{name: n for name, n in given.items() if n is not None})
 
 

@@ -138,7 +138,7 @@ def _measured(table: Any) -> Measured:
     is_text = isinstance(values["model"], str) and isinstance(values["facts"], dict)
     if not is_text or not isinstance(values["options"], dict):
         raise ValueError("model, options or facts are amiss")
-    return Measured(**{**values, "ways": ways, "links": Links(**links)})
+    return Measured(**values | {"ways": ways, "links": Links(**links)})
 
 
 def _way(table: Any, num_ranks: int) -> MeasuredWay:
@@ -183,7 +183,7 @@ def _layers(table: Any, num_ranks: int) -> Layers:
         _check_amount(value, "rows")
     if len(others) != len(profile.amounts) - 1:
         raise ValueError(f"others are {others}")
-    return Layers(**{**values, "profile": profile, "stages": stages, "others": others})
+    return Layers(**values | {"profile": profile, "stages": stages, "others": others})
 
 
 def _values(kind: type[Any], table: Any) -> dict[str, Any]:

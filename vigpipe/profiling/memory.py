@@ -24,7 +24,7 @@ def activation_bytes(trial: Trial) -> dict[str, int]:
     kept: dict[str, int] = {}
     # Weights are held in any case, so their storages do not count.
     seen = {p.untyped_storage().data_ptr() for p in rank_state.trained.parameters().values()}
-    depth = 0
+    depth: int = 0
 
     def listen(name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
         nonlocal depth

@@ -105,7 +105,7 @@ class Membership:
         """
         position, table = self._position, self._table
         while True:
-            number = self.decisions.next(table and _come(table, position.team)).number
+            number = self.decisions.next(_come(table, position.team) if table else None).number
             size = position.num_ranks // position.num_teams
             self._prefix, self._num_shared = f"circle/{number}/", 0
             section = f"{self._prefix}{position.rank % (size // position.team_size)}"
@@ -128,8 +128,9 @@ class Membership:
                 if survivors is not None:
                     survivors.give_up()
             is_done = agree(Status(finite=is_done), position.peers).finite
-            if self.decisions.next(table and _report(table, position.team, is_done)).number == DONE:
-                return result  # pyright: ignore[reportReturnType]
+            report = _report(table, position.team, is_done) if table else None
+            if self.decisions.next(report).number == DONE:
+                return result  # pyrefly: ignore[bad-return]
 
     def is_to_write(self) -> bool:
         """Whether this replica writes the run's files: it is the server, or the first one left."""

@@ -61,7 +61,7 @@ class WatchedStore:
 
     def section(self, prefix: str) -> Any:
         """Return a section of the store itself, for a process group of torch."""
-        return dist.PrefixStore(prefix, self._store)  # pyright: ignore[reportPrivateImportUsage]
+        return dist.PrefixStore(prefix, self._store)
 
     def close(self) -> None:
         self._ends.set()
@@ -89,13 +89,13 @@ class WatchedStore:
 
 
 # Heartbeats and parcels also work with a store of torch itself, as in tests.
-Store = WatchedStore | dist.Store  # pyright: ignore[reportPrivateImportUsage]
+Store = WatchedStore | dist.Store
 
 
 def _port_of(store: Any) -> int | None:
-    while isinstance(store, dist.PrefixStore):  # pyright: ignore[reportPrivateImportUsage]
+    while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
-    return store.port if isinstance(store, dist.TCPStore) else None  # pyright: ignore[reportPrivateImportUsage]
+    return store.port if isinstance(store, dist.TCPStore) else None
 
 
 def _close_connections(port: int) -> None:

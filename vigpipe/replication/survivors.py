@@ -33,7 +33,7 @@ class Survivors(Counterparts):
         if size > 1:
             # This rank gives up before its peers, which wait for it twice as long.
             timeout = timedelta(seconds=timeout_seconds / 2)
-            self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)  # pyright: ignore
+            self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
 
     def gather(self, values: Tensor) -> Tensor:
         if self._gloo is None or values.numel() == 0:
@@ -54,7 +54,7 @@ class Survivors(Counterparts):
     def copy_from(self, rank: int, tensor: Tensor) -> None:
         if self._gloo is None:
             return
-        options = dist.BroadcastOptions()  # pyright: ignore[reportPrivateImportUsage]
+        options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = rank, 0
         on_host = tensor.detach().cpu().contiguous()
         self._gloo.broadcast([on_host], options).wait()

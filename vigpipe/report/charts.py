@@ -8,7 +8,7 @@ from vigpipe.replication.diary import Deed
 from vigpipe.report.markup import escape
 from vigpipe.report.replica_files import Doing
 from vigpipe.report.timing_files import Timeline
-from vigpipe.spans import Span
+from vigpipe.spans import Span, SpanKind
 from vigpipe.timing.boxes import COLOURS, HATCHES, Look, by_look, label, places_of_stages
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def replica_chart(doings: Sequence[Doing], num_replicas: int) -> "Figure":
     return styled(figure, height=130 + ROW_PIXELS * len(replicas))
 
 
-def piece_chart(stacked: Mapping[str, Mapping[str, Mapping[str, float]]]) -> "Figure":
+def piece_chart(stacked: Mapping[SpanKind, Mapping[str, Mapping[str, float]]]) -> "Figure":
     """Draw `durations.stacked_medians` by direction: a panel for each, with a column per piece."""
     from plotly.subplots import make_subplots
 

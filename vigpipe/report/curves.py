@@ -36,7 +36,7 @@ def loss_chart(runs: Sequence[ReportedRun]) -> "Figure":
             losses = [(step, step.loss) for step in _join_small_batches(steps)]
             lines.append(_line(runs, i, f"training, replica {replica}", losses, faint=True))
         of_epochs = [(row, row.training_loss) for row in rows]
-        of_validation = [(row, row.validation and row.validation.loss) for row in rows]
+        of_validation = [(row, row.validation.loss if row.validation else None) for row in rows]
         lines += [
             _line(runs, i, "training", [(s, s.loss) for s in _join_small_batches(run.steps)]),
             _line(runs, i, "training, mean of the epoch", of_epochs, dash="dash"),
@@ -62,10 +62,10 @@ def accuracy_chart(runs: Sequence[ReportedRun]) -> "Figure":
                 shares = [score.shares[name] for score in tested]
                 kinds.append((f"test {name_of(name)}", OTHER_DASHES[name], shares))
         of_test = [score.average for score in tested]
-        of_validation = [score and score.average for score in validated]
+        of_validation = [score.average if score else None for score in validated]
         kinds += [
             (f"test {name_of(main)}, moving average", "dash", of_test),
-            (f"validation {name_of(main)}", "dashdot", [s and s.main for s in validated]),
+            (f"validation {name_of(main)}", "dashdot", [s.main if s else None for s in validated]),
             (f"validation {name_of(main)}, moving average", "longdashdot", of_validation),
         ]
         for what, dash, shares in kinds:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from vigpipe.errors import InputError
 from vigpipe.files.untrusted import MOST_ROWS, read_text
@@ -99,7 +99,7 @@ def _read_doings(path: Path) -> tuple[tuple[Doing, ...], int]:
         if deed not in DEEDS:
             raise InputError(f"{row.where}: did must be one of {', '.join(DEEDS)}, is {deed[:40]}")
         start, end = row.number("from"), row.number("to")
-        doings.append(Doing(row.whole("replica"), cast("Deed", deed), start, end))
+        doings.append(Doing(row.whole("replica"), deed, start, end))
     zero = min((doing.start for doing in doings), default=0.0)
     spans = (d._replace(start=d.start - zero, end=d.end - zero) for d in doings)
     return tuple(spans), num_replicas

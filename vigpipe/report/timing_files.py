@@ -3,15 +3,14 @@
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import cast
 
 from vigpipe.analysis.account import PARTS, Account
 from vigpipe.analysis.bubble import Bubble
 from vigpipe.errors import InputError
 from vigpipe.files.untrusted import MOST_ROWS, read_text
 from vigpipe.report.fields import Fields, parse_object
-from vigpipe.spans import KINDS, Span, SpanKind
-from vigpipe.timing.recorder import PHASES, Phase, Row
+from vigpipe.spans import KINDS, Span
+from vigpipe.timing.recorder import PHASES, Row
 from vigpipe.timing.tables import DIRECTIONS
 
 _NAMES = [field.name for field in fields(Row)]
@@ -89,7 +88,7 @@ def _row(values: list[str]) -> Row | None:
         if phase not in PHASES or direction not in DIRECTIONS or not math.isfinite(total):
             return None
         amounts = map(int, of_batch)
-        return Row(cast(Phase, phase), *numbers, name, direction, int(count), total, *amounts)
+        return Row(phase, *numbers, name, direction, int(count), total, *amounts)
     except ValueError:
         return None
 
@@ -120,7 +119,7 @@ def _spans(table: Fields, name: str) -> tuple[Span, ...]:
             raise InputError(f"{where}: ends at {end} before it starts at {start}")
         stage, microbatch = (int(values.number(key)) for key in ("stage", "microbatch"))
         rank = values.whole("rank")
-        spans.append(Span(rank, cast(SpanKind, kind), start, end, stage, microbatch))
+        spans.append(Span(rank, kind, start, end, stage, microbatch))
     return tuple(spans)
 
 

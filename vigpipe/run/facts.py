@@ -150,7 +150,7 @@ class Run:
 
     def rates(self) -> dict[str, tuple[float, float]]:
         """Return the rate scale and the weight decay of every parameter of the unsplit model."""
-        from timm.optim import param_groups_layer_decay  # pyright: ignore[reportPrivateImportUsage]
+        from timm.optim import param_groups_layer_decay
 
         assert self.config.weight_decay is not None
         model = self.wide_model

@@ -19,12 +19,12 @@ class LossScale:
     def unscale(self, gradients: Sequence[Tensor]) -> None:
         """Divide gradients, all of one dtype, by the factor; that is exact."""
         inverse = self.factor.reciprocal().to(gradients[0].dtype)
-        torch._foreach_mul_(list(gradients), inverse)  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_mul_(list(gradients), inverse)
 
     def update(self, is_taken: Tensor) -> None:
         """Lower the factor after a step that was skipped; raise it after many that were taken."""
         skipped = is_taken.logical_not().float()
-        update = torch._amp_update_scale_  # pyright: ignore[reportPrivateImportUsage]
+        update = torch._amp_update_scale_
         update(self.factor, self.num_taken, skipped, 2.0, 0.5, NUM_TAKEN)
 
     def tensors(self) -> dict[str, Tensor]:

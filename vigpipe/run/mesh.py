@@ -80,9 +80,9 @@ def position_in(run: Run, mesh: Mesh, statistics: PooledStatistics) -> Position:
 def _open_store(world_size: int) -> Any:
     """Return a new section of the store where the ranks have met; all ranks call this together."""
     if world_size == 1:
-        return dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+        return dist.HashStore()
     token = broadcast_value(secrets.token_hex(4), world_size)  # torchrun may start ranks again
-    return dist.PrefixStore(token, dist.distributed_c10d._get_default_store())  # pyright: ignore
+    return dist.PrefixStore(token, dist.distributed_c10d._get_default_store())
 
 
 def _has_ended(team: int, layout: Layout) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from timm.optim import create_optimizer_v2  # pyright: ignore[reportPrivateImportUsage]
+from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 
 from vigpipe.config.options import TrainConfig

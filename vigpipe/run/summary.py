@@ -30,7 +30,7 @@ def summarize(
     `started` is on `time.perf_counter`; `accounts`, of `gather_accounts`, None if all did the same.
     """
     run, layout = rank_state.run, rank_state.run.layout
-    replicas = {}
+    replicas: dict[str, Any] = {}
     if accounts is not None:
         table = summarize_replicas(accounts, has_server=layout.has_server)
         prediction = predict(

@@ -146,7 +146,7 @@ class _Wandb:
     """A run of Weights & Biases; WANDB_PROJECT, WANDB_MODE and the like hold as anywhere."""
 
     def __init__(self, folder: Path, config: Table, rows: Sequence[Table]) -> None:
-        import wandb  # pyright: ignore[reportMissingImports]
+        import wandb  # pyrefly: ignore[missing-import]
 
         name = _kept(folder / WANDB_RUN, rows) or _keep(folder / WANDB_RUN, uuid4().hex[:8])
         self._run = wandb.init(
@@ -174,8 +174,8 @@ class _Mlflow:
     """A run on the server of MLFLOW_TRACKING_URI, in the experiment MLFLOW_EXPERIMENT_NAME."""
 
     def __init__(self, folder: Path, config: Table, rows: Sequence[Table]) -> None:
-        from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
-        from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
+        from mlflow.entities import Metric, Param  # pyrefly: ignore[missing-import]
+        from mlflow.tracking import MlflowClient  # pyrefly: ignore[missing-import]
 
         self._client, self._new_metric = MlflowClient(), Metric
         self._run = _kept(folder / MLFLOW_RUN, rows)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from timm.scheduler import create_scheduler_v2  # pyright: ignore[reportPrivateImportUsage]
+from timm.scheduler import create_scheduler_v2
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 

@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
+from torch.autograd import DeviceType
 from torch.autograd.profiler_util import EventList
 from torch.profiler import ProfilerActivity, profile
 

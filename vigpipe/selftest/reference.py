@@ -54,7 +54,7 @@ def _layer(in_channels: int, out_channels: int, groups: int = 1) -> nn.Sequentia
 
 def _named(name: str, *layers: nn.Module) -> nn.Sequential:
     """Run layers one after another; their parameters are named as in a module that has this one."""
-    return nn.Sequential(OrderedDict({name: nn.Sequential(*layers)}))
+    return nn.Sequential(OrderedDict[str, nn.Module]({name: nn.Sequential(*layers)}))
 
 
 class _GraphConv(nn.Module):

@@ -19,7 +19,7 @@ def schema(described: dict | None = None, **columns: pa.DataType) -> pa.Schema:
 
 
 def found(schema: pa.Schema) -> tuple:
-    columns = find_columns(schema, WHERE)  # pyright: ignore[reportArgumentType]
+    columns = find_columns(schema, WHERE)  # pyrefly: ignore[bad-argument-type]
     return columns.image, columns.label, columns.class_names
 
 

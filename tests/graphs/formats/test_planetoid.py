@@ -4,6 +4,7 @@ import builtins
 import os
 import pickle
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from vigpipe.graphs.formats.old_pickle import read_pickle
 from vigpipe.graphs.formats.planetoid import read
 
 MATRIX = sparse.csr_matrix(np.diag([1.0, 2.0, 3.0])[:, [0, 2, 1]])
-CONTENTS = [
+CONTENTS: list[Any] = [
     np.arange(6, dtype=np.int32).reshape(2, 3),
     np.asfortranarray(np.arange(6.0).reshape(2, 3)),
     np.arange(3, dtype=">f8"),

@@ -59,7 +59,7 @@ def test_other_parts_are_made_and_kept_beside_the_folder(tmp_path):
     own = prepared(PARTS, tmp_path / "f").job
     other = prepared(PARTS, tmp_path / "f", parts=4).job
     assert isinstance(own, GraphJob)
-    assert own.partition is own.graph.partition  # pyright: ignore
+    assert own.partition is own.graph.partition  # pyrefly: ignore[missing-attribute]
     assert other.partition.num_parts == 4
     assert [path.name[:8] for path in (tmp_path / "f.parts").iterdir()] == ["metis-4-"]
 

@@ -37,6 +37,6 @@ def logits(name: str, nodes: np.ndarray, adjacency: Any = None) -> torch.Tensor:
     torch.manual_seed(0)
     options: dict[str, Any] = {"aggregator": aggregator[0] if aggregator else None}
     sizes = {"in_channels": X.shape[1], "num_classes": 3, "num_layers": 2, "width": 8}
-    made = create_graph_model(model, **sizes, **options).double().eval()  # pyright: ignore[reportArgumentType]
+    made = create_graph_model(model, **sizes, **options).double().eval()  # pyrefly: ignore[bad-argument-type]
     adjacency = all_edges(GRAPH) if adjacency is None else adjacency
     return made(torch.from_numpy(X[nodes]), None, adjacency)

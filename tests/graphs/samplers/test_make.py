@@ -1,6 +1,7 @@
 """Samplers by their options, and graphs that they cannot draw from."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,8 +23,9 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("VIGPIPE_CACHE", str(tmp_path / "cache"))
 
 
-def made(graph=GRAPH, **options):
-    config = with_model_defaults(TrainConfig(**{"model": "gcn", **options}))
+def made(graph=GRAPH, **options: Any):
+    options = {"model": "gcn", **options}
+    config = with_model_defaults(TrainConfig(**options))
     return make_sampler(filled_in(config), graph)
 
 

@@ -36,7 +36,7 @@ BASE = TrainConfig(
     seed=7,
 )
 CLIPPED, AGAIN, PLAIN = {"clip": 0.5, "ema": 0.5}, {"recompute": "always"}, {"impl": "plain"}
-PARTS = {"sampler": "parts", "parts": 7}
+PARTS: dict[str, Any] = {"sampler": "parts", "parts": 7}
 # Form, model, features (9, or 90 words), width, norm, dtype, and what else. Any two values of two
 # columns meet, but for a model and what else, and for float32 and batch norm, where the gradient of
 # a bias is noise.
@@ -69,7 +69,7 @@ ROWS: list[tuple[Any, Any, str, int, Any, Any, dict[str, Any]]] = [
 
 def config_of(split, model, features, width, norm, dtype, more) -> TrainConfig:
     of_features = {} if features == "dense" else {"data": words_graph(), "features": "tfidf"}
-    options = {"width": width, "norm": norm, "dtype": dtype, **of_features, **more}
+    options: dict[str, Any] = {"width": width, "norm": norm, "dtype": dtype, **of_features, **more}
     return replace(BASE, model=model, split=split, **options)
 
 
@@ -83,7 +83,8 @@ REPLICATED = [
 def traced(rank, world_size, config):
     """On every rank: train and evaluate; what the writer has, and the scores."""
     torch.set_num_threads(1)
-    sums.LEAST_COLUMNS = 2  # or columns of so few channels would be summed in one piece
+    # Or columns of so few channels would be summed in one piece.
+    sums.LEAST_COLUMNS = 2  # pyrefly: ignore[bad-assignment]
     rank_state = make_rank_state(prepare(config, weight_dtype(config.dtype)), rank, CPU)
     kept = trace(rank_state, NUM_STEPS)
     scores = evaluate_all(rank_state)

@@ -4,6 +4,7 @@ import json
 import signal
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -143,8 +144,8 @@ def test_what_cannot_be_shared_is_refused():
 
 
 def test_a_host_has_all_ranks_of_a_replica():
-    options = {"strategy": "gossip", "gossip_between": "hosts", "average_every": 1, "dp": 2}
-    config = replace(BASE, sampler="parts", parts=6, shards=2, ema=0.0, **options)
+    hosts: dict[str, Any] = {"strategy": "gossip", "gossip_between": "hosts", "average_every": 1}
+    config = replace(BASE, sampler="parts", parts=6, shards=2, dp=2, ema=0.0, **hosts)
     assert prepare(config, torch.float64, ranks_on_host=2).layout.num_teams == 2
     with pytest.raises(InputError, match="a host has 1 of 4 ranks, with --shards 2; start a mult"):
         prepare(config, torch.float64, ranks_on_host=1)

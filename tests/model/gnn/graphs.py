@@ -111,9 +111,9 @@ class PygModel(nn.Module):
         if self.name == "gcn2":
             x = first = self.stem(x).relu()
             for conv in self.convs:
-                x = conv.norm(conv(x, first, edges)).relu()  # pyright: ignore[reportCallIssue]
+                x = conv.norm(conv(x, first, edges)).relu()  # pyrefly: ignore[not-callable]
             return self.readout(x)
         activation = F.elu if self.name.startswith("gat") else F.relu
         for conv in self.convs[:-1]:
-            x = activation(conv.norm(conv(x, edges)))  # pyright: ignore[reportCallIssue]
+            x = activation(conv.norm(conv(x, edges)))  # pyrefly: ignore[not-callable]
         return self.convs[-1](x, edges)

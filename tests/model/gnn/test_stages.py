@@ -18,7 +18,7 @@ N = 40
 every = pytest.mark.parametrize("name", GRAPH_MODELS)
 
 
-def build(name: Any, norm: Any = "batch", dropout=0.4, dtype=torch.float64, **options) -> Any:
+def build(name: Any, norm: Any = "batch", dropout=0.4, dtype=torch.float64, **options: Any) -> Any:
     torch.manual_seed(0)
     if name == "sage":
         options = {"aggregator": "pool", **options}

@@ -24,7 +24,7 @@ from vigpipe.replication.subnetworks.moments import Moments, is_moment, moment_n
 from vigpipe.replication.subnetworks.rows import Index, Wide, WideRows, put_part
 
 WIDTH = 16
-MODELS = {
+MODELS: dict[str, dict[str, Any]] = {
     "gcn": {},
     "sage": {"norm": "layer"},
     "sage-pool": {"aggregator": "pool"},

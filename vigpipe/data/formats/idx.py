@@ -101,7 +101,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
     with opened(path) as plain:
         try:
             with gzip.GzipFile(fileobj=plain) if _is_packed(path) else plain as file:
-                yield file  # pyright: ignore[reportReturnType]
+                yield file  # pyrefly: ignore[invalid-yield]
         except InputError:
             raise
         except (EOFError, ValueError, gzip.BadGzipFile, zlib.error) as error:

@@ -1,5 +1,7 @@
 """Even out the time that parts take, by moving nodes from slow parts to fast ones."""
 
+from typing import Any
+
 import numpy as np
 from scipy.sparse import csr_array
 
@@ -48,7 +50,7 @@ def balanced(
 
 def _near(joined: csr_array, nodes: np.ndarray, parts: np.ndarray, num_parts: int) -> np.ndarray:
     """Count the neighbours of some nodes in every part, (nodes, parts) int64."""
-    rows = joined[nodes]
+    rows: Any = joined[nodes]  # scipy says it can be any sparse array
     row_of = np.repeat(np.arange(len(nodes)), np.diff(rows.indptr))
     pairs = row_of * num_parts + parts[rows.indices]
     return np.bincount(pairs, minlength=len(nodes) * num_parts).reshape(-1, num_parts)

@@ -19,7 +19,7 @@ def clusters(points: np.ndarray, num_clusters: int, draws: np.random.Generator) 
     k_means = KMeans if len(points) <= MOST_AT_ONCE else MiniBatchKMeans
     method = k_means(
         num_clusters,
-        n_init=10,  # pyright: ignore[reportArgumentType]  # takes more than its default's type
+        n_init=10,  # takes more than its default's type
         random_state=int(draws.integers(1 << 31)),
     )
     # It warns of fewer directions than clusters.

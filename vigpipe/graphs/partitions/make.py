@@ -44,7 +44,7 @@ def _parts(graph: Graph, method: str, num_parts: int, draws: np.random.Generator
     parts = draws.integers(num_parts, size=graph.num_nodes)
     nodes = np.flatnonzero(np.diff(joined.indptr))
     if len(nodes):
-        among = csr_array(joined[nodes][:, nodes])
+        among = csr_array(joined[nodes][:, nodes])  # pyrefly: ignore[bad-index]
         clusters = spectral_parts if method == "spectral" else walk_parts
         parts[nodes] = clusters(among, min(num_parts, len(nodes)), draws)
     return parts

@@ -30,4 +30,4 @@ def spectral_parts(joined: csr_array, num_parts: int, draws: np.random.Generator
     matrix = joined.toarray() * np.outer(scale, scale).astype(np.float32)
     leading = num_nodes - num_parts, num_nodes - 1  # eigh counts from the smallest
     _, vectors = eigh(matrix, subset_by_index=leading, overwrite_a=True)
-    return clusters(vectors, num_parts, draws)
+    return clusters(vectors, num_parts, draws)  # pyrefly: ignore[bad-argument-type]

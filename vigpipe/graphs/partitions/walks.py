@@ -29,7 +29,7 @@ def walk_parts(joined: csr_array, num_parts: int, draws: np.random.Generator) ->
     left, values, _ = randomized_svd(
         information,
         min(DIMENSIONS, num_nodes),
-        n_iter=4,  # pyright: ignore[reportArgumentType]  # takes more than its default's type
+        n_iter=4,  # takes more than its default's type
         random_state=int(draws.integers(1 << 31)),
     )
     return clusters(left * np.sqrt(values), num_parts, draws)

@@ -32,7 +32,7 @@ class SumsAlone(Function):
         return _sum(x, added, sums)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
         needs_x, needs_added, _ = ctx.needs_input_grad
         d_x = _sum(grad.contiguous(), None, ctx.sums.transpose()) if needs_x else None
         return d_x, _of_added(grad, ctx.added_dim) if needs_added else None, None
@@ -70,7 +70,7 @@ class SumsThenProduct(Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
         (z, weight, own, own_weight), sums = ctx.saved_tensors, ctx.sums.transpose()
         needs_x, needs_added, needs_weight, needs_bias, *needs_beside, _ = ctx.needs_input_grad
         d_z = d_x = summing = None
@@ -124,7 +124,7 @@ class ProductThenSums(Function):
         return y, products
 
     @staticmethod
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(  # pyrefly: ignore[bad-override]
         ctx: Any,
         grad: Tensor | None,
         of_products: Tensor | None,

@@ -33,15 +33,15 @@ class PreparedGraph(Graph):
         )
 
     @property
-    def loops(self) -> np.ndarray:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def loops(self) -> np.ndarray:
         return self.stored_loops
 
     @property
-    def sha256(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def sha256(self) -> str:
         return self.manifest.graph_sha256
 
     @property
-    def features_sha256(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def features_sha256(self) -> str:
         manifest = self.manifest
         names = (file_of_part("features", part) for part in range(manifest.num_parts))
         digests = "".join(manifest.files[name].sha256 for name in names)
@@ -56,7 +56,7 @@ class PreparedGraph(Graph):
         return Graph(
             self.name,
             *in_rows(sources, targets, self.num_nodes),
-            in_memory(self.features)[order],
+            in_memory(self.features)[order],  # pyrefly: ignore[bad-argument-type]
             self.labels[order],
             self.split[order],
             self.class_names,

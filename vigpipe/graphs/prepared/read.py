@@ -76,7 +76,8 @@ class _Parts:
         self.nodes = files.arrays(NODES, self._check_nodes)
 
     def edges_into(self, part: int) -> np.ndarray:
-        check = partial(self._check_edges, *self._manifest.first_nodes[part : part + 2])
+        first, end = self._manifest.first_nodes[part : part + 2]
+        check = partial(self._check_edges, first, end)
         return self._files.arrays(file_of_part("edges", part), check)["indices"]
 
     def features(self, part: int) -> Rows:

@@ -59,7 +59,7 @@ class Parts(Sampler):
 
     def num_edges(self, epoch: int, number: int) -> int:
         parts = self._parts(epoch)[number]
-        return int(self._edges(self.generations.partition(epoch))[parts][:, parts].sum())
+        return int(self._edges(self.generations.partition(epoch))[parts][:, parts].sum())  # pyrefly: ignore[bad-index, missing-attribute]
 
     def describe(self) -> str:
         return str(self.generations.partition(1))

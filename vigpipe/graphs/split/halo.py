@@ -184,7 +184,7 @@ def with_halo(
 
     With `late`, and its slot there, the halo and its gradients are those of the last step.
     """
-    return _WithHalo.apply(x, halo, shards, late)  # pyright: ignore[reportReturnType]
+    return _WithHalo.apply(x, halo, shards, late)
 
 
 class _WithHalo(Function):
@@ -210,7 +210,7 @@ class _WithHalo(Function):
         return torch.cat((x, stale.last(("features", slot), begun)))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # pyrefly: ignore[bad-override]
         halo, shards, rank, counts = ctx.halo, ctx.shards, ctx.shards.rank, ctx.halo.counts
         write = copies_of(lambda to: grad[:0] if to == rank else grad[halo.rows_from(to, rank)])
         shapes = [(int(of_part.sum()), grad.shape[1]) for of_part in counts]

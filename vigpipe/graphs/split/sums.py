@@ -104,7 +104,7 @@ class ProductColumns(Function):
         return x.new_zeros(()).expand(len(x), len(weight)), columns
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
         x, weight = ctx.saved_tensors
         d_x = grad @ weight if ctx.needs_input_grad[0] else None
         d_weight = grad.T @ x if ctx.needs_input_grad[1] else None
@@ -137,7 +137,7 @@ class SwitchedSums(Function):
         return y if added is None or added.dim() == 1 else y.add_(added)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
         d_x = d_added = None
         if ctx.needs_input_grad[0]:
             rest = ctx.sums.transpose(), ctx.shards, ctx.chunks

@@ -137,7 +137,7 @@ class TravellingEdges(MixedEdges):
 
     def maximum(self, x: Tensor) -> Tensor:
         y = _Maximum.apply(self._to_columns(x), self._blocks, x.shape[1], self.shards, self.fused)
-        return y  # pyright: ignore[reportReturnType]
+        return y
 
     def _sums(self, weighting: Weighting) -> TravellingSums:
         return TravellingSums(self._blocks, weighting, self.fused)
@@ -172,7 +172,7 @@ class _Maximum(Function):
         return send_rows(y, shards, num_channels)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
         (winners,) = ctx.saved_tensors
         columns = send_columns(grad, ctx.shards, ctx.num_nodes)
         # The kernel of a GPU wants all edges.

@@ -108,7 +108,7 @@ class GraphModel(StagedModel):
             return set()
         return {name for name, _ in self.named_parameters() if not name.startswith("convs.0.")}
 
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(
         self,
         x: AnyFeatures,
         keys: Tensor | Draws | None = None,

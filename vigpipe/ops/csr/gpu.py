@@ -26,7 +26,7 @@ def _sum_kernel(
     HEADS: tl.constexpr, PER_HEAD: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK_C: tl.constexpr,
 ) -> None:  # fmt: skip
     """Sum BLOCK_C channels of a row, AT_ONCE edges at a time."""
-    NUMBER: tl.constexpr = x.dtype.element_ty  # pyright: ignore[reportAttributeAccessIssue]
+    NUMBER: tl.constexpr = x.dtype.element_ty  # pyrefly: ignore[missing-attribute]
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     is_channel = channel < num_channels
@@ -59,7 +59,7 @@ def _max_kernel(
     num_channels: int, BLOCK_C: tl.constexpr,
 ) -> None:  # fmt: skip
     """Take the maximum of BLOCK_C channels of a row; the first NaN wins."""
-    NUMBER: tl.constexpr = x.dtype.element_ty  # pyright: ignore[reportAttributeAccessIssue]
+    NUMBER: tl.constexpr = x.dtype.element_ty  # pyrefly: ignore[missing-attribute]
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     mask = channel < num_channels
@@ -84,7 +84,7 @@ def _max_backward_kernel(
     num_channels: int, AT_ONCE: tl.constexpr, BLOCK_C: tl.constexpr,
 ) -> None:  # fmt: skip
     """Sum the gradients of the targets that took their maximum from a source; rows are sources."""
-    NUMBER: tl.constexpr = grad.dtype.element_ty  # pyright: ignore[reportAttributeAccessIssue]
+    NUMBER: tl.constexpr = grad.dtype.element_ty  # pyrefly: ignore[missing-attribute]
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     is_channel = channel < num_channels
@@ -109,7 +109,7 @@ def _scores(
     edge: tl.tensor, is_edge: tl.tensor, head: tl.tensor, SLOPE: tl.constexpr, HEADS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Load or compute the scores of some edges for some heads; -inf where there are none."""
-    mask = is_edge[:, None] & (head < HEADS)[None, :]
+    mask = is_edge[:, None] & (head < HEADS)[None, :]  # pyrefly: ignore[bad-index]
     if of_sources is None:
         score = tl.load(scores + edge[:, None] * HEADS + head[None, :], mask=mask, other=0)
     else:
@@ -127,7 +127,7 @@ def _softmax_kernel(
     SLOPE: tl.constexpr, HEADS: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK_H: tl.constexpr,
 ) -> None:  # fmt: skip
     """Take the softmax over the edges of a row, for BLOCK_H heads."""
-    NUMBER: tl.constexpr = shares.dtype.element_ty  # pyright: ignore[reportAttributeAccessIssue]
+    NUMBER: tl.constexpr = shares.dtype.element_ty  # pyrefly: ignore[missing-attribute]
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     first, last = tl.load(indptr + row), tl.load(indptr + row + 1)
@@ -165,7 +165,7 @@ def _softmax_backward_kernel(
     SLOPE: tl.constexpr, HEADS: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK_H: tl.constexpr,
 ) -> None:  # fmt: skip
     """Compute the gradients of the scores of a row, for BLOCK_H heads."""
-    NUMBER: tl.constexpr = shares.dtype.element_ty  # pyright: ignore[reportAttributeAccessIssue]
+    NUMBER: tl.constexpr = shares.dtype.element_ty  # pyrefly: ignore[missing-attribute]
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     is_head = head < HEADS
@@ -204,7 +204,7 @@ def _attention_backward_kernel(
     HEADS: tl.constexpr, PER_HEAD: tl.constexpr, BLOCK_C: tl.constexpr,
 ) -> None:  # fmt: skip
     """Compute the gradients of a source's features, and of the shares of its edges, for a head."""
-    NUMBER: tl.constexpr = x.dtype.element_ty  # pyright: ignore[reportAttributeAccessIssue]
+    NUMBER: tl.constexpr = x.dtype.element_ty  # pyrefly: ignore[missing-attribute]
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     channel = tl.arange(0, BLOCK_C)
     mask = channel < PER_HEAD
@@ -246,7 +246,7 @@ def _pair_backward_kernel(
     SLOPE: tl.constexpr, HEADS: tl.constexpr, PER_HEAD: tl.constexpr, BLOCK_C: tl.constexpr,
 ) -> None:  # fmt: skip
     """Compute the gradients of a row's own features and of its part of the weights, for a head."""
-    NUMBER: tl.constexpr = own.dtype.element_ty  # pyright: ignore[reportAttributeAccessIssue]
+    NUMBER: tl.constexpr = own.dtype.element_ty  # pyrefly: ignore[missing-attribute]
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     channel = tl.arange(0, BLOCK_C)
     mask = channel < PER_HEAD
