@@ -65,6 +65,7 @@ def test_any_text_can_be_printed_whatever_the_streams_are(capfd, monkeypatch):
         monkeypatch.setattr(sys, "stdout", ascii_only)
         monkeypatch.setattr(sys, "__stdout__", ascii_only)
         with safe_streams() as stdout:
+            assert os.get_inheritable(1)  # else what a child opens first would be its stdout
             print("2×2\udcff")
             sys.stdout.flush()
             assert stdout.exit_code() == code

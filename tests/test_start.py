@@ -1,5 +1,7 @@
 """What is decided between the command line and a rank's work."""
 
+import shutil
+
 import pytest
 import torch
 
@@ -62,6 +64,21 @@ def test_a_given_way_to_add_gradients_up_stays(options_of):
 def test_ranks_wait_longer_for_one_that_compiles(options_of, arguments, seconds):
     """One rank's compiler ended the others after a minute."""
     assert options_of(*arguments)["timeout"] == seconds
+
+
+def test_ctrl_c_before_the_first_step_of_a_resumed_run_says_what_there_is(
+    tmp_path, monkeypatch, capsys
+):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    words = ["train", "--steps", "1", "--threads", "1", "--out"]
+    assert main([*words, str(tmp_path / "run")]) == 0
+    again = shutil.copytree(tmp_path / "run", tmp_path / "again")  # this process has locked the run
+    monkeypatch.setattr("vigpipe.training.train", interrupt)
+    assert main([*words, str(again), "--resume", "auto"]) == 130
+    told = capsys.readouterr().err
+    assert "stopped by Ctrl-C, and the newest checkpoint is step-00000001; go on with " in told
 
 
 def test_what_is_known_before_is_refused_before_ranks_start(tmp_path, monkeypatch, capsys):

@@ -16,7 +16,8 @@ def run(*verb: str) -> NoReturn:
         from vigpipe.launch.failures import tell_interrupted
 
         code = tell_interrupted(interrupt)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done, and Python only clears up
+    for number in (signal.SIGINT, signal.SIGTERM):  # all is done, and Python only clears up
+        signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
 
 

@@ -32,7 +32,8 @@ def found_by(who: Literal["host", "job"]) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        error.found_by = who
+        if not isinstance(error, TooLarge):  # memory is this rank's alone
+            error.found_by = who
         raise
 
 

@@ -104,9 +104,10 @@ def safe_streams() -> Iterator[Stream]:
             os.fstat(descriptor)
         except OSError:  # closed: else the next file that is opened would be taken for it
             nothing = os.open(os.devnull, os.O_RDONLY)  # so that writing is an error
-            os.dup2(nothing, descriptor, inheritable=True)
             if nothing != descriptor:
+                os.dup2(nothing, descriptor)
                 os.close(nothing)
+            os.set_inheritable(descriptor, True)  # dup2 onto itself would not make it so
     streams = [Stream("stdout", 1), Stream("stderr", 2)]
     before = {stream.name: getattr(sys, stream.name) for stream in streams}
     for stream in streams:

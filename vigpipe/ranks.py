@@ -1,7 +1,8 @@
 """Go from checked options to running ranks; unlike `start`, the step before, it imports torch."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -136,14 +137,10 @@ def run_world(
         run = replace(run, config=replace(run.config, sync=config.sync))
     if world_size > 1:
         folder = Path(broadcast_value(str(folder), world_size))
+        facts = {"software": provenance()["versions"], "hosts": teams}
+        # The fingerprint looks at every image file, which not all hosts have in their caches.
         check_alike(
-            {
-                "options": as_toml(config),
-                "data": run.fingerprint,
-                "software": provenance()["versions"],
-                "hosts": teams,
-            },
-            world_size,
+            lambda: {"options": as_toml(config), "data": run.fingerprint, **facts}, world_size
         )
     if writes and folder not in failures:
         failures.append(folder)
@@ -151,7 +148,19 @@ def run_world(
         run = prepare(config, run.dtype, _bad_images(run, launch.rank), on_host)
     if is_planned and run.layout.pipeline_size > 1:
         run = resolve_name(PLANNER)(run, launch.rank, device, folder)
-    return work(run, launch.rank, device, folder) or DONE
+    with _saved_before(folder):
+        return work(run, launch.rank, device, folder) or DONE
+
+
+@contextmanager
+def _saved_before(folder: Path | None) -> Iterator[None]:
+    """Let Ctrl-C say which checkpoint is there, where the run has saved none for it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if folder is None or not (saved := list_checkpoints(folder)):
+            raise
+        raise KeyboardInterrupt(what_is_saved(folder, saved[0].name)) from None
 
 
 def _start_ranks(
@@ -164,13 +173,8 @@ def _start_ranks(
 ) -> int:
     """Start all ranks on this host, and again if a rank dies, as often as --max-restarts allows."""
     for restart in range(config.max_restarts + 1):
-        try:
+        with _saved_before(config.out):
             code = start_local(world_size, main, arguments, threads, dispensable)
-        except KeyboardInterrupt:
-            folder = config.out
-            if folder is None or not (saved := list_checkpoints(folder)):
-                raise
-            raise KeyboardInterrupt(what_is_saved(folder, saved[0].name)) from None
         if code in FINAL or restart == config.max_restarts:
             return code
         salvage(config.out or Path())

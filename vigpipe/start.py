@@ -52,10 +52,15 @@ def run_on_ranks(
     def work_as_rank(*rank_arguments: Any) -> int | None:
         return resolve_name(work)(*rank_arguments, **options or {})
 
+    followed = config
+
     def run() -> int:
+        nonlocal followed
         with found_by("job"):
             threads_per_rank(config.threads, 1, os.environ)  # before torch starts too many
+        with found_by("host"):
             followed = follow_weights(config)
+        with found_by("job"):
             if check is not None:
                 check(followed)
             _check_options(followed, launch, trains=trains, any_strategy=trains or any_strategy)
@@ -67,7 +72,7 @@ def run_on_ranks(
             followed, arguments, work_as_rank, launch, writes, failures, trains=trains, main=main
         )
 
-    return run_rank(run, launch, failures, _advice(config))
+    return run_rank(run, launch, failures, lambda: _advice(followed))
 
 
 def _advice(config: TrainConfig) -> Advice:

@@ -103,7 +103,7 @@ WRONG = [
     ("--model vig_digits", "--image"),
     ("--image a.png", "--model", "--weights"),
     (STUDY, "vig_study", "vig_digits"),  # it has no such graphs
-    (f"{OURS} --weights w.pth", "w.pth", "no such file"),
+    (f"{OURS} --weights w.pth", "w.pth", "No such file"),
     (f"{OURS[:-5]} b.png", "b.png", "No such file"),
     (f"{OURS} --node 8,0", "--node 8,0", "8×8", "7,7"),
     (f"{OURS} --node centre", "--node centre", "4,4"),

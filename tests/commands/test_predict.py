@@ -222,7 +222,7 @@ WRONG = [
     ("--weights w.safetensors", "name image files or folders"),
     (f"{OURS} b.png", "b.png", "no such file or folder"),
     (f"{OURS} empty", "empty", "holds no images"),
-    ("--weights v.pth photos", "v.pth", "no such file"),
+    ("--weights v.pth photos", "v.pth", "No such file"),
     ("--weights photos/0.png photos", "photos/0.png"),
     ("--weights gray.safetensors photos", "stem.convs.0.weight"),  # of another shape than it says
     (f"{OURS} --model vig_ti_224", "holds a vig_digits"),

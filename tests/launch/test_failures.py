@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from tests.world import run_ranks
-from vigpipe.errors import INTERRUPTED, InputError, UnreadableImage
+from vigpipe import errors
+from vigpipe.errors import INTERRUPTED, InputError, TooLarge, UnreadableImage
 from vigpipe.launch import failures
 from vigpipe.launch.environment import Launch
 
@@ -28,7 +29,7 @@ def run(error, launch=ALONE, folders=()):
     def work():
         raise error
 
-    return failures.run_rank(work, launch, folders, failures.Advice("cut it", "skip it"))
+    return failures.run_rank(work, launch, folders, lambda: failures.Advice("cut it", "skip it"))
 
 
 def record(folder, **facts):
@@ -50,14 +51,17 @@ def test_the_record_of_an_earlier_run_goes(tmp_path):
         ("host", 2, 0, f"vigpipe: {HOST}: no data\n"),
         ("host", 3, 1, ""),
         ("rank", 3, 1, f"vigpipe: {HOST}: no data\n"),
+        ("memory", 3, 1, f"vigpipe: {HOST}: no data\n"),
     ],
 )
 def test_wrong_input_is_told_by_rank_0_and_where_it_may_differ(
     found_by, rank, local_rank, told, capfd
 ):
     """Symptom: 512 ranks of srun said the same sentence."""
-    error = InputError("no data")
-    error.found_by = found_by
+    error = TooLarge("no data") if found_by == "memory" else InputError("no data")
+    if found_by != "rank":
+        with pytest.raises(InputError), errors.found_by("job" if found_by == "job" else "host"):
+            raise error
     assert run(error, Launch(rank, 4, local_rank, 2, "torchrun", "env://", "job")) == 2
     assert capfd.readouterr().err == told
 

@@ -183,7 +183,7 @@ NO_WEIGHTS = [
 
 @pytest.mark.filterwarnings("ignore:.torch.jit")
 def test_what_is_no_file_of_weights_is_one_sentence(tmp_path):
-    names = {"": "is a folder", "nothing.pth": "no such file", "w" * 300: "cannot be read"}
+    names = {"": "is a folder", "nothing.pth": "No such file", "w" * 300: "cannot be read"}
     rows = [(partial(read_weights, tmp_path / name), words) for name, words in names.items()]
     for i, (content, words) in enumerate(NO_WEIGHTS):
         path = tmp_path / f"{i}.bin"

@@ -29,7 +29,8 @@ SPARSE = SparseRows(
         (NODES[:, :0], (), "which is all 0"),
     ],
 )
-def test_the_largest_number_of_the_input_is_found(inputs, structure, largest):
+def test_the_largest_number_of_the_input_is_found(inputs, structure, largest, monkeypatch):
+    monkeypatch.setattr("vigpipe.run.anomaly._NUMBERS_AT_ONCE", 2)
     batch = ReplicaBatch(0, 2, (2,), torch.zeros(3), inputs, None, (structure,))
     rank_state: Any = SimpleNamespace(strategy=SimpleNamespace(peers=(1, None)))
     assert find_largest(rank_state, batch) == largest

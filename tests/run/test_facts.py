@@ -139,7 +139,7 @@ def test_held_out_images_are_not_trained_on_and_the_user_is_told():
     assert run(validation=0.2, seed=1).fingerprint["training images"] == 1150
 
 
-def test_what_enters_a_batch_tells_data_from_others(tmp_path):
+def test_what_enters_a_batch_tells_data_from_others(tmp_path, monkeypatch):
     draws = np.random.default_rng(0)
     graph: dict[str, Any] = {
         "edge_src": draws.integers(0, 20, 60),
@@ -165,6 +165,8 @@ def test_what_enters_a_batch_tells_data_from_others(tmp_path):
     np.savez(path, **graph)
     scaled = run(model="sage", data=str(path), features="row")
     assert scaled.differs_in_data(before) == "SHA-256 of the features"
+    monkeypatch.setattr("vigpipe.graphs.graph._NUMBERS_AT_ONCE", 11)  # two rows of 4, and one
+    assert run(model="sage", data=str(path)).differs_in_data(before) is None
     older = {n: v for n, v in before.items() if n != "SHA-256 of the features"}
     assert scaled.differs_in_data(older) is None
     assert scaled.unknown_of_data(older) == ["SHA-256 of the features"]
@@ -187,6 +189,9 @@ def test_what_enters_a_batch_tells_data_from_others(tmp_path):
     shutil.copy(first / "train/a/0.png", second / "train/a/0.png")
     (second / "test/b/1.png").rename(second / "test/b/2.png")
     assert images(second).differs_in_data(before) == named
+    for here, spelled in ((first, "."), (tmp_path, "first")):
+        monkeypatch.chdir(here)
+        assert images(Path(spelled)).differs_in_data(before) is None
 
 
 def test_without_validation_images_there_is_no_best_replica():

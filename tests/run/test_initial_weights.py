@@ -10,8 +10,9 @@ import torch
 
 from tests.refusals import check_refusals
 from vigpipe.checkpoint.weights_file import save_weights
-from vigpipe.config.of_weights import IN_WEIGHTS
+from vigpipe.config.of_weights import IN_WEIGHTS, follow_weights
 from vigpipe.config.options import TrainConfig
+from vigpipe.config.verbs import PlanConfig
 from vigpipe.run.facts import Run, prepare
 from vigpipe.run.rank import make_rank_state
 
@@ -145,6 +146,7 @@ def test_what_contradicts_the_file_is_refused():
         ({"norm": "layer"}, "--norm layer: .* with --norm none"),
         ({"width": 16}, "--width 16: .* with --width 8"),
         ({"layers": 3}, "--layers 3: .* with --layers 2"),
+        ({"weights": Path("typo.safetensors"), "sampler": "parts"}, "typo.safetensors: cannot be"),
         ({"data": "other.npz"}, "classes are a, b, c, and those of .* a, b, d; .* --new-class"),
         ({"data": "several.npz"}, "several classes of a node: False, and .*several.npz has True"),
         ({"data": "wide.npz"}, "features of a node: 4, and --data wide.npz has 5; give data like"),
@@ -158,6 +160,7 @@ def test_what_contradicts_the_file_is_refused():
         ({**images, "data": "fake"}, "channels of an image: 1, and --data fake has 3"),
     ]
     check_refusals(rows, lambda row: run(**row))
+    assert follow_weights(PlanConfig(weights=digits)).model == "vig_digits"  # not plan's default
 
 
 def test_what_a_file_cannot_say_is_refused():

@@ -39,7 +39,7 @@ def run_predict(
     if config.data is None:
         memory = "take a smaller --batch-size, more --microbatches, or more memory"
         advice = Advice(memory, None if config.skip_bad_images else SKIP)
-    code = run_rank(run, launch, advice=advice)
+    code = run_rank(run, launch, advice=lambda: advice)
     # A code other than 0 of one of several ranks would end the others before they are done.
     return None if code == DONE and launch.world_size == 1 else code
 

@@ -29,7 +29,7 @@ def follow_weights(config: Options) -> Options:
         return config
     model: Any = metadata["model"]
     said = said_options(metadata, path)
-    if config.model not in (TrainConfig.model, model):
+    if config.model not in (type(config)().model, model):
         raise InputError(f"--model {config.model}: {path} holds a {model}; leave --model out")
     is_of_run, defaults = "class_names" in metadata, MODEL_DEFAULTS[model]
     for name in IN_WEIGHTS:

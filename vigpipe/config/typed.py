@@ -71,7 +71,7 @@ def checked(name: str, value: Any, hint: Any) -> Any:
         if found is not None:
             return found[0]
     why = ""
-    if isinstance(value, str | os.PathLike) and {str, Path} & {*parts_of(hint)}:
+    if isinstance(value, str) and str in parts_of(hint):
         why = f" on one line, of UTF-8 and 1 to {MOST_TEXT} characters"
     raise InputError(f"{name}={shown(value)}: must be {expected(hint)}{why}")
 
@@ -94,12 +94,12 @@ def _as(part: Any, value: Any) -> tuple[Any] | None:
     if origin is Literal:
         fits = [c for c in get_args(part) if type(c) is type(value) and c == value]
         return (fits[0],) if fits else None
-    if part in (str, Path):
-        if part is Path and isinstance(value, os.PathLike):
-            value = os.fspath(value)
-        if not isinstance(value, str) or not 0 < len(value) <= MOST_TEXT or not is_plain(value):
-            return None
-        return (Path(value) if part is Path else str(value),)
+    if part is Path:
+        value = os.fspath(value) if isinstance(value, os.PathLike) else value
+        return (Path(value),) if isinstance(value, str) and _can_be_path(value) else None
+    if part is str:
+        is_usual = isinstance(value, str) and 0 < len(value) <= MOST_TEXT and is_plain(value)
+        return (str(value),) if is_usual else None
     if part is int:
         return (value,) if is_number and -(1 << 63) <= value < 1 << 63 else None
     if part is float:
@@ -118,6 +118,14 @@ def _as(part: Any, value: Any) -> tuple[Any] | None:
             return None
         return ([checked("one of them", v, get_args(part)[0]) for v in value],)
     return (value,) if isinstance(value, part) else None
+
+
+def _can_be_path(text: str) -> bool:
+    """Whether a file can have this path, however strange the name that others gave it."""
+    try:
+        return bool(text) and "\0" not in text and bool(os.fsencode(text))
+    except UnicodeEncodeError:
+        return False
 
 
 def typed(function: Callable[P, R]) -> Callable[P, R]:

@@ -28,7 +28,7 @@ def _import_matplotlib() -> None:
     spec = find_spec("matplotlib")
     if spec is None or spec.origin is None:
         return  # the import that follows says what is missing
-    here = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+    here = os.open(".", os.O_PATH | os.O_DIRECTORY)  # it may not be readable
     try:
         os.chdir(Path(spec.origin).parent / "mpl-data")
         import matplotlib  # noqa: F401

@@ -47,17 +47,18 @@ def first_few(names: Sequence[str], most: int = MOST_NAMED) -> str:
 
 def check_class_names(names: Sequence[str], where: str) -> None:
     """Raise InputError, which begins with `where`, if names cannot be shown, or two are equal."""
+    seen: set[str] = set()
     for label, name in enumerate(names):
         if not name.strip() or not is_plain(name):
             raise InputError(
                 f"{where}: the name of class {label}, '{escaped(name)}', is empty or has control "
                 "characters in it; rename it"
             )
-    if len(set(names)) < len(names):
-        twice = next(name for label, name in enumerate(names) if name in names[:label])
-        raise InputError(
-            f"{where}: two classes are called '{escaped(twice)}'; give each a name of its own"
-        )
+        if name in seen:
+            raise InputError(
+                f"{where}: two classes are called '{escaped(name)}'; give each a name of its own"
+            )
+        seen.add(name)
 
 
 def _is_plain(character: str) -> bool:

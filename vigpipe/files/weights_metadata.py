@@ -14,6 +14,10 @@ from vigpipe.files.untrusted import opened
 _BOUNDS = {"mean": (-1e6, 1e6), "std": (1e-6, 1e6), "crop_pct": (0.1, 1.0)}
 
 
+class _OtherFormatError(InputError):
+    """The file is not in the format safetensors."""
+
+
 def read_metadata(path: Path) -> dict[str, str]:
     """Read what a file of weights says about its model: texts by name.
 
@@ -28,7 +32,7 @@ def read_metadata(path: Path) -> dict[str, str]:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
     except SafetensorError as error:
-        raise InputError(
+        raise _OtherFormatError(
             f"{path}: is not a safetensors file ({error}); give the model.safetensors of a run"
         ) from error
 
@@ -67,10 +71,10 @@ def class_names(metadata: Mapping[str, str], where: Path) -> tuple[str, ...]:
 
 
 def metadata_if_any(path: Path) -> dict[str, str]:
-    """Read what `read_metadata` does; nothing of a torch file, or of one that is refused later."""
+    """Read what `read_metadata` does; nothing of a torch file, or of a damaged one."""
     try:
         return read_metadata(path)
-    except InputError:  # whoever reads the tensors words its error better
+    except _OtherFormatError:  # whoever reads the tensors words its error better
         return {}
 
 

@@ -15,6 +15,7 @@ from vigpipe.graphs.stored_rows import StoredRows
 from vigpipe.ops.transpose import is_symmetric
 
 NO_CLASS = -1  # the label of a node without one
+_NUMBERS_AT_ONCE = 1 << 22  # of what a digest is made of
 TRAIN, VALIDATION, TEST, NO_SPLIT = 0, 1, 2, -1  # which part of the split a node belongs to
 SPLITS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
 
@@ -87,10 +88,15 @@ class Graph:
     def features_sha256(self) -> str:
         """The SHA-256 of the features, of the nodes as they are numbered here."""
         rows: Any = self.features
-        arrays = (rows.indptr, rows.indices) if isinstance(rows, csr_array) else ()
+        arrays = [(rows, rows.dtype)]
+        if isinstance(rows, csr_array):
+            arrays = [(rows.indptr, np.int64), (rows.indices, np.int64), (rows.data, rows.dtype)]
         digest = hashlib.sha256(repr(rows.shape).encode())
-        for array in (*(a.astype(np.int64) for a in arrays), rows.data if arrays else rows):
-            digest.update(np.ascontiguousarray(array).data)
+        for array, dtype in arrays:
+            at_once = max(1, _NUMBERS_AT_ONCE // max(1, array[:1].size))
+            for first in range(0, array.shape[0], at_once):  # no copy of all is made
+                some = array[first : first + at_once]
+                digest.update(np.ascontiguousarray(some, dtype).data)
         return digest.hexdigest()
 
     @cached_property

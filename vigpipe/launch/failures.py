@@ -79,7 +79,7 @@ def run_rank(
     work: Callable[[], int],
     launch: Launch,
     failures: Sequence[Path] = (),
-    advice: Advice = Advice(),  # noqa: B008
+    advice: Callable[[], Advice] = Advice,
 ) -> int:
     """Do one rank's work, and return its exit code, or the one that fits its exception.
 
@@ -114,7 +114,7 @@ def run_rank(
             _leave(tell_interrupted(interrupt))
         raise
     except Exception as error:
-        code = _report(error, launch, [*failures, *private], began, advice)
+        code = _report(error, launch, [*failures, *private], began, advice())
         if _has_process_group():
             _leave(code)
         return code

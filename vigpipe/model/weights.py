@@ -91,8 +91,6 @@ def _read_file(path: Path) -> Any:
         if stat.S_ISREG(mode):  # opening a pipe would wait for its writer
             with path.open("rb") as file:
                 head = file.read(9)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file of weights; check the path") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); check the file") from None
     if not stat.S_ISREG(mode):
@@ -263,7 +261,12 @@ def to_reference_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def match_state(
-    state: Mapping[str, Tensor], model: nn.Module, source: str, *, new_classifier: bool = False
+    state: Mapping[str, Tensor],
+    model: nn.Module,
+    source: str,
+    *,
+    new_classifier: bool = False,
+    is_finite: bool = False,
 ) -> dict[str, Tensor]:
     """Turn a state dict into one that a model loads strictly, or report everything that differs.
 
@@ -279,7 +282,7 @@ def match_state(
     - with `new_classifier`, the model keeps its own last layer, whatever the number of classes.
 
     A tensor with NaN or infinity, in the model's dtype, is refused: all that is computed with it
-    would be.
+    would be. With `is_finite`, no tensor is read to look for them.
     """
     model_state = model.state_dict()
     matched = with_relative_positions(state, model_state, model)
@@ -299,14 +302,16 @@ def match_state(
         if there is not None and there != wanted:
             advice = (
                 f"the file has {there} classes and the model {wanted}: leave the file's last layer "
-                f"out with --new-classifier, or create the model with num_classes={there}"
+                "out with vigpipe train --new-classifier, or create the model with "
+                f"num_classes={there}"
             )
         raise InputError(f"{source}: does not fit the model: {differences}; {advice}")
     fitting = {
         name: matched[name].to(target.dtype) if target.is_floating_point() else matched[name]
         for name, target in model_state.items()
     }
-    _check_finite(fitting, source)
+    if not is_finite:
+        _check_finite(fitting, source)
     return fitting
 
 

@@ -180,12 +180,14 @@ def run_with_heartbeats(
             return future.result()
 
 
-def check_alike(facts: Mapping[str, Mapping[str, Any]], world_size: int) -> None:
+def check_alike(find: Callable[[], Mapping[str, Mapping[str, Any]]], world_size: int) -> None:
     """Raise InputError on every rank unless all are about to do the same; every rank calls this.
 
     What a rank is about to do is a table of names and values for each subject ("options", "data",
-    "software"). The message names the first difference from rank 0.
+    "software"); to find it may take longer than a collective's timeout. The message names the first
+    difference from rank 0.
     """
+    facts = run_with_heartbeats(find, world_size)
     texts = all_gather_values(json.dumps(facts, default=str), world_size)
     first_facts: dict[str, dict[str, Any]] = json.loads(texts[0])
     for rank, text in enumerate(texts):

@@ -3,6 +3,7 @@
 import re
 from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +13,8 @@ from vigpipe.parallel.agreement import all_gather_values
 from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.run.facts import Run
 from vigpipe.run.rank import RankState
+
+_NUMBERS_AT_ONCE = 1 << 22
 
 
 def find_anomaly(rank_state: RankState, batch: ReplicaBatch) -> str:
@@ -56,7 +59,7 @@ def _largest(batch: ReplicaBatch) -> tuple[float, str] | None:
     found = [(0.0, "which is all 0")]
     if inputs.numel():
         size, number = _size(inputs)
-        row, *place = (int(i) for i in torch.unravel_index(number, inputs.shape))
+        row, *place = map(int, np.unravel_index(number, inputs.shape))
         what = f"feature {place[0]} of node" if len(place) == 1 else "a pixel of image"
         found.append((size, f"whose largest number is {size:.3g} ({what} {row} of the batch)"))
     for part in chain.from_iterable(batch.structures):
@@ -68,8 +71,13 @@ def _largest(batch: ReplicaBatch) -> tuple[float, str] | None:
     return max(found)
 
 
-def _size(numbers: Tensor) -> tuple[float, Tensor]:
+def _size(numbers: Tensor) -> tuple[float, int]:
     """Return the largest absolute value, infinite for NaN, and its place in the flat tensor."""
-    sizes = numbers.detach().flatten().abs().double().nan_to_num(nan=torch.inf, posinf=torch.inf)
-    number = sizes.argmax()
-    return float(sizes[number]), number
+    largest, place, first = -1.0, 0, 0
+    for some in numbers.detach().flatten().split(_NUMBERS_AT_ONCE):  # memory may be nearly full
+        sizes = some.abs().double().nan_to_num(nan=torch.inf, posinf=torch.inf)
+        number = int(sizes.argmax())
+        if float(sizes[number]) > largest:
+            largest, place = float(sizes[number]), first + number
+        first += len(some)
+    return largest, place

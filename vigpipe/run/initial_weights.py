@@ -27,9 +27,16 @@ def read_initial(path: Path) -> dict[str, Tensor]:
 
 
 def initial_state(
-    state: Mapping[str, Tensor], config: TrainConfig, job: Job, model: StagedModel
+    state: Mapping[str, Tensor],
+    config: TrainConfig,
+    job: Job,
+    model: StagedModel,
+    *,
+    is_finite: bool = False,
 ) -> dict[str, Tensor]:
     """Make what `read_initial` has read of --weights fit the model, and its classes the data's.
+
+    Where it is known that the numbers are finite, none is read.
 
     Raises:
         InputError: the file is for another model, or for data of another kind.
@@ -47,7 +54,9 @@ def initial_state(
                 "give data like those, or choose other weights"
             )
     order, _ = _class_order(metadata, config, job)
-    matched = match_state(state, model, str(path), new_classifier=config.new_classifier)
+    matched = match_state(
+        state, model, str(path), new_classifier=config.new_classifier, is_finite=is_finite
+    )
     return matched if order is None else with_classes(matched, model, order)
 
 
@@ -92,14 +101,15 @@ def _class_order(
     if _are_numbers(ours):
         return None, f"{data} does not name its classes: they are taken to be {first_few(theirs)}"
     if sorted(theirs) == sorted(ours):
-        order = [theirs.index(name) for name in ours]
+        labels = {name: label for label, name in enumerate(theirs)}
+        order = [labels[name] for name in ours]
         return order, (
             f"{path} has its classes in another order, {first_few(theirs)}: the last layer is "
             f"reordered to {first_few(ours)}"
         )
     raise InputError(
         f"{path}: its classes are {first_few(theirs)}, and those of {data} {first_few(ours)}; give "
-        "data of the same classes, or train a new last layer with --new-classifier"
+        "data of the same classes, or train a new last layer with vigpipe train --new-classifier"
     )
 
 

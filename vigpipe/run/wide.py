@@ -30,11 +30,11 @@ def describe_wide(run: Run, models: list[StagedModel], optimizer: torch.optim.Op
     weights: Mapping[str, Tensor] = {}
     draws: Mapping[str, Draw | None] = {}
     if run.config.weights is not None:
-        state = read_initial(run.config.weights)  # mapped, not read
+        state = read_initial(run.config.weights)  # mapped; `prepare` has looked at its numbers
         like = run.make_wide_model()
         if any(tensor.dtype == torch.float64 for tensor in state.values()):
             like = like.double()  # nothing is rounded before it is copied, tile by tile
-        state = initial_state(state, run.config, run.job, like)
+        state = initial_state(state, run.config, run.job, like, is_finite=True)
         weights = {name: tensor for name, tensor in state.items() if not tensor.is_meta}
     if len(weights) < len(whole):  # without --weights, or with --new-classifier
         draws = drawn(run.make_wide_model)
