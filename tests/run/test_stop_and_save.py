@@ -87,7 +87,7 @@ def test_a_signal_is_a_wish_and_ends_nothing(number, code, why, told, capfd):
         assert not save_and_stop.is_stop_due()
         signal.raise_signal(number)
         signal.raise_signal(number)  # a launcher hands it on
-        signal.raise_signal(signal.SIGTERM)  # srun sends it after Ctrl-C
+        signal.raise_signal(signal.SIGTERM)  # as a launcher may, at once
         assert save_and_stop.is_stop_due()
         assert (save_and_stop.why, save_and_stop.code) == (why.format(pid=os.getpid()), code)
     save_and_stop._second_signal.thread.join()

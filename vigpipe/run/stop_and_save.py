@@ -146,7 +146,7 @@ class SaveAndStop:
 
     def _asked(self, number: int, frame: FrameType | None) -> None:
         if self.why:
-            return  # srun sends SIGTERM after Ctrl-C
+            return  # the first one says why
         self.code = ASKS_TO_STOP[signal.Signals(number)]
         self.why = f"process {os.getpid()} got {signal.Signals(number).name}"
         if number == signal.SIGINT:
