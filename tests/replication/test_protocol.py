@@ -22,7 +22,7 @@ from vigpipe.replication.table import SharedTable, Table, progress_of_those_left
 STEPS = 7
 SIZES = (1, 2, 3, 4, 6)
 # Each seed has other delays, and options by its remainders: 80 in a row have all pairs of values.
-FEW, MANY = range(56), range(56, 256)
+FEW, MANY = range(56), range(56, 156)
 seeds = pytest.mark.parametrize(
     "seeds",
     [pytest.param(FEW, id="few"), pytest.param(MANY, id="many", marks=pytest.mark.heavy)],

@@ -27,7 +27,7 @@ from vigpipe.replication.serving import (
 from vigpipe.replication.table import SharedTable, Table, new_table, resumed_table
 
 SIZES = (1, 2, 3, 5)
-FEW, MANY = range(16), range(16, 80)  # seeds of delays
+FEW, MANY = range(16), range(16, 48)  # seeds of delays
 seeds = pytest.mark.parametrize(
     "seeds",
     [pytest.param(FEW, id="few"), pytest.param(MANY, id="many", marks=pytest.mark.heavy)],

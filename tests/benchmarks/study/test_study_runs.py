@@ -27,7 +27,7 @@ def small(tmp_path):
         images=8,
         batch=2,
         data=str(make_pictures(tmp_path / "pictures", 4, 3, (4, 4))),
-        configs="sequential,2x2",
+        configs="2x2",
         rounds=1,
         warmup=1,
         test_batches=3,
@@ -147,7 +147,7 @@ def _fine(config, layouts):
 def test_a_small_experiment_from_end_to_end(small, capsys, monkeypatch):
     with pytest.raises(InputError, match="no such data"):  # found in another process
         run_study(replace(small, data="nowhere"), [])
-    options = ["--images", "8", "--batch", "2", "--configs", "sequential,2x2", "--rounds", "1"]
+    options = ["--images", "8", "--batch", "2", "--configs", "2x2", "--rounds", "1"]
     options += ["--warmup", "1", "--test-batches", "3", "--data", small.data]
     options += ["--out", str(small.out), "--keep-runs", str(small.keep_runs)]
     done = run_command([sys.executable, "-m", "benchmarks", "study", *options])
@@ -162,24 +162,23 @@ def test_a_small_experiment_from_end_to_end(small, capsys, monkeypatch):
     steps = [row for row in rows if row["config"] == "2x2" and row["phase"] == "train"]
     assert [row["step"] for row in steps] == ["1", "2", "3", "4"]
     assert [bool(row["step_seconds"]) for row in steps] == [False, True, False, True]
-    assert {path.name for path in small.keep_runs.iterdir()} == {
-        "profile.json", "round-1-2x2", "round-1-sequential"}  # fmt: skip
+    assert {path.name for path in small.keep_runs.iterdir()} == {"profile.json", "round-1-2x2"}
 
     # What was kept is not done again, but made a page of; other options are refused.
     monkeypatch.setattr("benchmarks.study.runs.check_with_torch", _fine)
     shutil.rmtree(small.out)
     assert run_study(small, ["study"]) == 0
-    assert capsys.readouterr().out.count(": kept") == 2
+    assert capsys.readouterr().out.count(": kept") == 1
     assert (small.out / "rows.csv").read_text().splitlines()[1:]
     shutil.rmtree(small.out)
     for options, expected in (
-        ({"seed": 1}, "round-1-sequential was run with seed = 0, but now it is 1"),
-        ({"test_batches": 2}, "round-1-sequential was run with test_batches = 3, but now it is 2"),
+        ({"seed": 1}, "round-1-2x2 was run with seed = 0, but now it is 1"),
+        ({"test_batches": 2}, "round-1-2x2 was run with test_batches = 3, but now it is 2"),
     ):
         with pytest.raises(InputError, match=expected):
             run_study(replace(small, **options), [])
-    (small.keep_runs / "round-1-sequential" / "summary.json").unlink()
-    with pytest.raises(InputError, match="round-1-sequential: holds no finished run"):
+    (small.keep_runs / "round-1-2x2" / "summary.json").unlink()
+    with pytest.raises(InputError, match="round-1-2x2: holds no finished run"):
         run_study(small, [])
 
 
