@@ -148,7 +148,7 @@ def run_world(
         run = prepare(config, run.dtype, _bad_images(run, launch.rank), on_host)
     if is_planned and run.layout.pipeline_size > 1:
         run = resolve_name(PLANNER)(run, launch.rank, device, folder)
-    with _saved_before(folder):
+    with _saved_before(folder if trains else None):
         return work(run, launch.rank, device, folder) or DONE
 
 

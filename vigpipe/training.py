@@ -332,6 +332,8 @@ class Training(Loop):
             self.reporter.tell_saved()
             with self._save_and_stop.patient():
                 self._checkpoints.rescue(self.reporter.loss, self._is_evaluated)
+        elif isinstance(error, FloatingPointError):  # peers have it too, and all leave at once
+            self._checkpoints.saver.finish()
         raise error
 
     def _save_without_store(self, own_steps: OwnSteps) -> bool:
