@@ -332,8 +332,8 @@ class Training(Loop):
             self.reporter.tell_saved()
             with self._save_and_stop.patient():
                 self._checkpoints.rescue(self.reporter.loss, self._is_evaluated)
-        elif isinstance(error, FloatingPointError):  # peers have it too, and all leave at once
-            self._checkpoints.saver.finish()
+        elif isinstance(error, FloatingPointError) and own_steps is None:
+            self._checkpoints.saver.finish()  # all peers have the error, and write their shares too
         raise error
 
     def _save_without_store(self, own_steps: OwnSteps) -> bool:

@@ -62,19 +62,18 @@ class Files:
         return self.paths[index]
 
     def marks(self) -> Iterable[bytes]:
-        before = "" if self.root == "." else os.path.join(self.root, "")
-        for path in self.paths:
-            yield os.fsencode(path.removeprefix(before)) + b"\0"
         with ThreadPoolExecutor(_STATS_AT_ONCE) as threads:  # a network's answers take a while
-            yield from threads.map(self._sizes, range(0, len(self.paths), _FILES_AT_ONCE))
+            yield from threads.map(self._marks, range(0, len(self.paths), _FILES_AT_ONCE))
 
-    def _sizes(self, first: int) -> bytes:
-        """Return the sizes of some files, 8 bytes each."""
-        sizes = bytearray()
+    def _marks(self, first: int) -> bytes:
+        """Return the names and the sizes of some files."""
+        before, marks = "" if self.root == "." else os.path.join(self.root, ""), bytearray()
         for index in range(first, min(first + _FILES_AT_ONCE, len(self.paths))):
+            path = self.paths[index]
+            marks += os.fsencode(path.removeprefix(before)) + b"\0"
             with contextlib.suppress(OSError):  # whoever reads the image says so
-                sizes += os.stat(self.paths[index]).st_size.to_bytes(8, "little")
-        return bytes(sizes)
+                marks += os.stat(path).st_size.to_bytes(8, "little")
+        return bytes(marks)
 
 
 def split_folders(root: Path) -> tuple[Path, Path]:

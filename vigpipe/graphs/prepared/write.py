@@ -109,7 +109,7 @@ def _write_arrays(
     labels, split = graph.labels[order], graph.split[order]
 
     files: dict[str, FileFacts] = {}
-    indices = _write_parts(folder, graph, partition, new_numbers, files)
+    indices = _write_parts(folder, graph, partition, new_numbers, files)  # as they are digested
     digest = digest_of(graph.class_names, indptr, indices, labels, split)
     if num_stored(graph.features) is None:
         assert not isinstance(graph.features, csr_array)
