@@ -105,7 +105,10 @@ class ForkedPython:
 
 def means_python(args: Sequence[str]) -> bool:
     """Whether a command line is `python -m MODULE ...`, `python -c CODE ...` or a script's."""
-    return args[0] == sys.executable and (args[1] in ("-m", "-c") or args[1].endswith(".py"))
+    if args[0] != sys.executable:
+        return False
+    what = args[1 + (args[1] == "-P")]
+    return what in ("-m", "-c") or what.endswith(".py")
 
 
 def start_python(
@@ -178,23 +181,24 @@ def _become(words: list[str], variables: Mapping[str, str], folder: str) -> NoRe
 
 def _interpret(words: list[str]) -> None:
     """Do what `python WORDS` does."""
-    what, *rest = words
+    is_safe = words[0] == "-P" or bool(os.environ.get("PYTHONSAFEPATH"))
+    what, *rest = words[words[0] == "-P" :]
+    folder = {"-c": "", "-m": os.getcwd()}.get(what, str(Path(what).resolve().parent))
+    if not is_safe:
+        sys.path.insert(0, folder)
     if what == "-c":
         code, *arguments = rest
         main = sys.modules["__main__"] = ModuleType("__main__")
         sys.argv = ["-c", *arguments]
-        sys.path.insert(0, "")
         exec(compile(code, "<string>", "exec"), vars(main))
     elif what == "-m":
         name, *arguments = rest
         sys.argv = ["-m", *arguments]
-        sys.path.insert(0, os.getcwd())
         if not hasattr(sys.modules.get(name), "__path__"):
             sys.modules.pop(name, None)  # runpy would warn that it is imported already
         runpy.run_module(name, run_name="__main__", alter_sys=True)
     else:
-        sys.argv = list(words)
-        sys.path.insert(0, str(Path(what).resolve().parent))
+        sys.argv = [what, *rest]
         runpy.run_path(what, run_name="__main__")
 
 

@@ -7,6 +7,9 @@ classifies images, `vigpipe.load_graph_model` gives a trained model of a graph, 
 models.
 """
 
+from vigpipe.launch import safe_path as _safe_path  # noqa: F401 - before anything else
+
+# isort: split
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 

@@ -8,6 +8,9 @@ from typing import NoReturn
 def run(*verb: str) -> NoReturn:
     """Run the command line behind the verb as this process, to its end."""
     try:
+        from vigpipe.launch.safe_path import protect_children
+
+        protect_children()
         from vigpipe.cli import main  # takes a while, in which Ctrl-C may come
 
         sys.argv[1:1] = verb  # for the records too, which tell the command

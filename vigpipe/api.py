@@ -21,7 +21,7 @@ from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.config.typed import checked, parts_of, typed
 from vigpipe.errors import DONE, NOT_FINITE, SAVED, WRONG_INPUT, InputError, TrainingError
 from vigpipe.files.untrusted import read_json
-from vigpipe.launch.child import child_process
+from vigpipe.launch.child import child_process, vigpipe_command
 from vigpipe.launch.environment import from_environment
 from vigpipe.launch.fork_server import STARTER
 from vigpipe.launch.second_signal import SAME_SECONDS
@@ -36,8 +36,6 @@ Row = dict[str, Any]  # of metrics.jsonl
 Callback = Callable[[Row], bool | None]
 
 POLL_SECONDS = 0.1  # between two looks at metrics.jsonl
-# A module that ends this process with the one that started it, then the command line.
-_PROGRAM = "import vigpipe.launch.parent_death, vigpipe.__main__; vigpipe.__main__.run()"
 
 
 @dataclass(frozen=True)
@@ -196,7 +194,7 @@ def _run(
 
     What a callback has raised, or Ctrl-C, is raised when the run has ended.
     """
-    command = [sys.executable, "-c", _PROGRAM, "train", *arguments]
+    command = vigpipe_command("train", *arguments)
     stdout = _Printer(sys.stdout, quiet=quiet)
     stderr = _Printer(sys.stderr, quiet=quiet, keep_last=True)
     error: BaseException | None = None

@@ -4,10 +4,12 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
+from vigpipe.launch.safe_path import ROOT
 from vigpipe.launch.signals import Stopped, deferred_signals, handled_signals
 
 _GRACE_SECONDS = 20.0  # the time a child has to end its ranks
@@ -22,6 +24,18 @@ def stoppable() -> Iterator[None]:
 
 def _stop(signum: int, frame: FrameType | None) -> NoReturn:
     raise Stopped(signum)
+
+
+def vigpipe_command(*words: str) -> list[str]:
+    """Return the words of a command that is `vigpipe WORDS`.
+
+    It ends with this process if this one's id is in `fork_server.STARTER` of its environment.
+    """
+    program = (
+        f"import sys; {ROOT!r} in sys.path or sys.path.insert(0, {ROOT!r}); "
+        "import vigpipe.launch.parent_death, vigpipe.__main__; vigpipe.__main__.run()"
+    )
+    return [sys.executable, "-P", "-c", program, *words]
 
 
 @contextlib.contextmanager

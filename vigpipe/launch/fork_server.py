@@ -1,12 +1,15 @@
 """Start the server from which processes are forked with torch imported, which takes seconds."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext
+
+from vigpipe.launch.safe_path import SAFE
 
 STARTER = "VIGPIPE_FORKSERVER_OF"  # the server's variable with its starter's process id
 LONGEST = 107  # bytes in the path of a Unix socket (unix(7)); bind refuses longer paths
@@ -22,32 +25,37 @@ def start_fork_server(modules: Sequence[str] = ()) -> ForkServerContext:
     server = multiprocessing.get_context("forkserver")
     if modules:
         server.set_forkserver_preload(["vigpipe.launch.parent_death", *modules])
-    _start_resource_tracker()
+    silent = "ignore::UserWarning:multiprocessing.resource_tracker"
+    given = os.environ.get("PYTHONWARNINGS")
+    # It removes the semaphores of this process if it is killed, without a warning.
+    with _variables(PYTHONWARNINGS=f"{given},{silent}" if given else silent):
+        resource_tracker.ensure_running()
     tempdir_before = tempfile.tempdir
-    os.environ[STARTER] = str(os.getpid())
     # The server inherits this, as do its forks, and ignores Ctrl-C itself when it has imported.
     blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         if len(tempfile.gettempdir().encode()) + _NAMES_LENGTH > LONGEST:
             tempfile.tempdir = "/tmp"
         util.get_temp_dir()  # made once in a process; multiprocessing remembers it
-        forkserver.ensure_running()
+        with _variables(**{STARTER: str(os.getpid())}):
+            forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
         tempfile.tempdir = tempdir_before
-        del os.environ[STARTER]
     return server
 
 
-def _start_resource_tracker() -> None:
-    """Start what removes the semaphores of this process if it is killed, without a warning."""
-    before = os.environ.get("PYTHONWARNINGS")
-    silence = "ignore::UserWarning:multiprocessing.resource_tracker"
-    os.environ["PYTHONWARNINGS"] = f"{before},{silence}" if before else silence
+@contextlib.contextmanager
+def _variables(**texts: str) -> Iterator[None]:
+    """Set variables, and the one for a safe import path, for a process started in this context."""
+    texts |= SAFE
+    before = {name: os.environ.get(name) for name in texts}
+    os.environ.update(texts)
     try:
-        resource_tracker.ensure_running()
+        yield
     finally:
-        if before is None:
-            del os.environ["PYTHONWARNINGS"]
-        else:
-            os.environ["PYTHONWARNINGS"] = before
+        for name, text in before.items():
+            if text is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = text

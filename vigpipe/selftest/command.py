@@ -2,14 +2,13 @@
 
 import contextlib
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vigpipe.launch.child import child_process, shell_code
+from vigpipe.launch.child import child_process, shell_code, vigpipe_command
 from vigpipe.selftest.worker import OutOfTime
 
 
@@ -27,12 +26,12 @@ class Finished:
 def command(
     words: Sequence[str], folder: Path, variables: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Start `python -m vigpipe WORDS` with its output in a folder; it ends with this context."""
+    """Start `vigpipe WORDS` with its output in a folder; it ends with this context."""
     with (
         (folder / "stdout").open("wb") as stdout,
         (folder / "stderr").open("wb") as stderr,
         child_process(
-            [sys.executable, "-m", "vigpipe", *words], stdout=stdout, stderr=stderr, env=variables
+            vigpipe_command(*words), stdout=stdout, stderr=stderr, env=variables
         ) as child,
     ):
         yield child
@@ -49,7 +48,7 @@ def exit_code(child: "subprocess.Popen[bytes]", seconds: float) -> int:
 def run_command(
     words: Sequence[str], seconds: float, variables: Mapping[str, str] | None = None
 ) -> Finished:
-    """Run `python -m vigpipe WORDS` to its end; after `seconds` it is killed with OutOfTime."""
+    """Run `vigpipe WORDS` to its end; after `seconds` it is killed with OutOfTime."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="vigpipe-selftest-") as name:
         folder = Path(name)
