@@ -19,7 +19,7 @@ from benchmarks.trained import check_graph_model, check_left_out
 from vigpipe.config.choices import SAMPLERS
 from vigpipe.config.options import TrainConfig
 from vigpipe.errors import InputError
-from vigpipe.parallel.agreement import broadcast_value
+from vigpipe.parallel.values import broadcast_value
 from vigpipe.planning.choose_way import Choice, Cluster, choose
 from vigpipe.profiling.steps import Steps
 from vigpipe.profiling.ways import arrange, list_ways, measure_ways, on_one_rank

@@ -32,9 +32,10 @@ from vigpipe.config.replication import with_replication_defaults
 from vigpipe.errors import DONE, InputError
 from vigpipe.launch.environment import Launch
 from vigpipe.launch.rendezvous import init_process_group
-from vigpipe.parallel.agreement import Agreement, Peers, Status, all_gather_values, broadcast_value
+from vigpipe.parallel.agreement import Agreement, Peers, Status
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.parallel.layout import Layout, make_groups
+from vigpipe.parallel.values import all_gather_values, broadcast_value
 from vigpipe.replication.choose import make_strategy
 from vigpipe.replication.compression import bytes_of_sum
 from vigpipe.replication.course import Course
@@ -173,7 +174,7 @@ def run_case(
     token = broadcast_value(os.urandom(4).hex(), num_ranks)
     if rank >= num_members:
         dist.barrier()
-        return _run_of(case, options, repeat, all_gather_values((0.0, {}), num_ranks)[:size])
+        return _run_of(case, options, repeat, all_gather_values([0.0, {}], num_ranks)[:size])
     num_steps = options.items // size
     weights = Weights({"weights": torch.zeros(options.numbers)}, {})
     config = TrainConfig(
@@ -209,7 +210,7 @@ def run_case(
     seconds = time.perf_counter() - began
     assert isinstance(strategy, OwnSteps)
     strategy.membership.close()
-    accounts = all_gather_values((seconds, dict(strategy.account())), num_ranks)
+    accounts = all_gather_values([seconds, dict(strategy.account())], num_ranks)
     return _run_of(case, options, repeat, accounts[:num_members])
 
 

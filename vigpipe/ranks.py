@@ -32,8 +32,9 @@ from vigpipe.launch.join import choose_gpu, join
 from vigpipe.launch.local import start_local
 from vigpipe.messages import tell
 from vigpipe.ops.compiler import be_silent
-from vigpipe.parallel.agreement import broadcast_value, check_alike
+from vigpipe.parallel.agreement import check_alike
 from vigpipe.parallel.layout import Layout
+from vigpipe.parallel.values import broadcast_value
 from vigpipe.run.events import recorded_replicas
 from vigpipe.run.facts import Run, prepare
 from vigpipe.run.folder import LOCK, RESULTS, lock, make_output_folder
@@ -297,6 +298,6 @@ def _bad_images(run: Run, rank: int) -> "frozenset[ImageId]":
     layout, stored = run.layout, run.job.source.stored
     assert stored is not None
     reads = layout.pipeline_rank(rank) == 0
-    start = layout.replica_index(rank)
-    share = stored.image_ids()[start :: layout.num_replicas] if reads else []
-    return find_bad_images_together(stored.load, share, layout.world_size)
+    images = stored.image_ids()
+    share = range(len(images))[layout.replica_index(rank) :: layout.num_replicas] if reads else ()
+    return find_bad_images_together(stored.load, images, share, layout.world_size)

@@ -15,8 +15,8 @@ from tests.world import run_ranks
 from vigpipe.errors import InputError
 from vigpipe.launch import device, rendezvous
 from vigpipe.launch.environment import Launch, from_environment
-from vigpipe.parallel.agreement import all_gather_values, broadcast_value
 from vigpipe.parallel.layout import Layout, make_groups
+from vigpipe.parallel.values import all_gather_values, broadcast_value
 
 
 def test_where_ranks_cannot_meet_they_are_told_what_to_set(monkeypatch):
@@ -54,9 +54,7 @@ def meet_as_srun(rank: int, world_size: int, port: int, job: int) -> tuple[int, 
     env |= {"SLURM_STEP_NUM_TASKS": str(world_size), "SLURM_JOB_ID": str(job)}
     env |= {"SLURM_STEP_TASKS_PER_NODE": str(world_size), "MASTER_PORT": str(port)}
     rendezvous.init_process_group(from_environment(env), "gloo", 20)
-    ranks: list[int] = [0] * world_size
-    dist.all_gather_object(ranks, rank)
-    return sum(ranks), listening_addresses()
+    return sum(all_gather_values(rank, world_size)), listening_addresses()
 
 
 def listening_addresses() -> list[str]:
@@ -136,9 +134,7 @@ def meet_again_as_torchrun(rank: int, world_size: int, port: int) -> list[int]:
         elif restart:
             words.set("rank 1 is waiting", "")
         rendezvous.init_process_group(me, "gloo", 20)
-        ranks: list[int] = [0] * world_size
-        dist.all_gather_object(ranks, rank + restart)
-        sums.append(sum(ranks))
+        sums.append(sum(all_gather_values(rank + restart, world_size)))
     return sums
 
 
@@ -163,15 +159,13 @@ def meet_over_two_backends(rank: int, world_size: int, folder: Path):
     groups = make_groups(Layout(2, num_replicas=2), 20)
     total = torch.tensor(float(rank))
     dist.all_reduce(total, group=groups.pipeline)
-    gathered: list[object] = [None] * 2
-    dist.all_gather_object(gathered, f"rank {rank}", group=groups.replicas)
     dist.barrier()
     names = [name for name in os.environ if "NCCL" in name or "GLOO" in name]
     return (
         broadcast_value(rank + 5, world_size),
         all_gather_values(rank, world_size),
         total.item(),
-        gathered,
+        all_gather_values(f"rank {rank}", 2, groups.replicas),
         {name: os.environ[name] for name in names},
     )
 

@@ -9,15 +9,8 @@ from tests.world import PROMPT, RankFailed, run_ranks
 from vigpipe.errors import InputError
 from vigpipe.launch.failures import is_lost_peer
 from vigpipe.parallel import agreement
-from vigpipe.parallel.agreement import (
-    Peers,
-    Status,
-    agree,
-    all_gather_values,
-    broadcast_value,
-    check_alike,
-    run_with_heartbeats,
-)
+from vigpipe.parallel.agreement import Peers, Status, agree, check_alike, run_with_heartbeats
+from vigpipe.parallel.values import all_gather_values
 
 pytestmark = pytest.mark.multiprocess
 
@@ -119,8 +112,6 @@ def test_all_ranks_agree(found):
 
 def test_a_rank_alone_agrees_with_itself():
     assert agree(Status(save=True), Peers()).statuses == [Status(save=True)]
-    assert broadcast_value("x", 1) == "x"
-    assert all_gather_values("x", 1) == ["x"]
     assert run_with_heartbeats(lambda: "x", 1) == "x"
 
 

@@ -2,13 +2,12 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from tabulate import tabulate
 
 from vigpipe.analysis.account import PARTS, Account, make_accounts
@@ -17,6 +16,7 @@ from vigpipe.files.atomic import write_atomically
 from vigpipe.job.rows import members
 from vigpipe.launch.device import peak_bytes
 from vigpipe.parallel.layout import Layout
+from vigpipe.parallel.values import gather_values
 from vigpipe.run.facts import Run
 from vigpipe.run.provenance import origin
 from vigpipe.run.rank import RankState
@@ -24,7 +24,7 @@ from vigpipe.spans import Span
 from vigpipe.timing.clock import ClockReading, clock_error, make_clock, on_rank_0, read_clocks
 from vigpipe.timing.cost import stamp_seconds
 from vigpipe.timing.partial import partial_batches, partial_sentence
-from vigpipe.timing.recorder import PHASES, Phase, RecordedStep, Recorder, Row
+from vigpipe.timing.recorder import PHASES, Event, Phase, RecordedStep, Recorder, Row
 from vigpipe.timing.tables import statistics, step_statistics, study_table, tables, write_rows
 from vigpipe.timing.timeline import draw_timeline
 from vigpipe.timing.trace import write_trace
@@ -94,27 +94,33 @@ def gather_timing(rank_state: RankState, first_clocks: Sequence[ClockReading]) -
     assert recorder is not None
     last_clocks = read_clocks()
     own_clocks = first_clocks[recorder.rank], last_clocks[recorder.rank]
-    own = (
-        recorder.take_rows(),
+    own = [
+        [list(astuple(row)) for row in recorder.take_rows()],
         {
             # Those with full batches, or all if none has one; all ranks choose the same ones.
-            phase: [_on_rank_0(s, *own_clocks) for s in [s for s in kept if s.is_full] or kept]
+            phase: [
+                _as_list(_on_rank_0(s, *own_clocks)) for s in [s for s in kept if s.is_full] or kept
+            ]
             for phase, kept in recorder.steps.items()
         },
         recorder.num_stamps * stamp_seconds(recorder.clock, rank_state.device),
         peak_bytes(rank_state.device),
-    )
-    by_rank = _gathered(own, rank_state)
-    if by_rank is None:
+    ]
+    layout = rank_state.run.layout
+    by_rank = gather_values(own, layout.world_size, layout.pipeline_size - 1)
+    if by_rank is None or not rank_state.is_writer:
         return None
     rows_by_rank, steps, costs, peaks = zip(*by_rank, strict=True)
-    all_rows = [row for rows in rows_by_rank for row in rows]
+    all_rows = [Row(*row) for rows in rows_by_rank for row in rows]
     train = step_statistics(all_rows, "train")
     return Timing(
         layout=rank_state.run.layout,
         num_warmup=recorder.num_warmup,
         rows=all_rows,
-        steps={phase: dict(enumerate(own[phase] for own in steps)) for phase in PHASES},
+        steps={
+            phase: {rank: [*map(_as_step, of_rank[phase])] for rank, of_rank in enumerate(steps)}
+            for phase in PHASES
+        },
         clock_error_seconds=clock_error(first_clocks, last_clocks),
         overhead=0.0 if train is None else max(costs) / train.median,
         peak_bytes=list(peaks),
@@ -132,13 +138,17 @@ def _on_rank_0(step: RecordedStep, first: ClockReading, last: ClockReading) -> R
     )
 
 
-def _gathered(own: Any, rank_state: RankState) -> list[Any] | None:
-    layout = rank_state.run.layout
-    if layout.world_size == 1:
-        return [own]
-    by_rank = [None] * layout.world_size if rank_state.is_writer else None
-    dist.gather_object(own, by_rank, dst=layout.pipeline_size - 1)
-    return by_rank
+def _as_list(step: RecordedStep) -> list[Any]:
+    """Return a step as other ranks can be told it, for `_as_step`."""
+    phase, number, spans, events, is_full = step
+    return [phase, number, [list(s) for s in spans], [list(e) for e in events], is_full]
+
+
+def _as_step(told: Sequence[Any]) -> RecordedStep:
+    phase, number, spans, events, is_full = told
+    return RecordedStep(
+        phase, number, [Span(*s) for s in spans], [Event(*e) for e in events], is_full
+    )
 
 
 def write_timing(timing: Timing, run: Run, folder: Path, device: torch.device) -> None:

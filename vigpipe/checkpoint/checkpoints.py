@@ -5,14 +5,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from vigpipe.checkpoint.best import best_in, better
+from vigpipe.checkpoint.best import Best, best_in, better
 from vigpipe.checkpoint.manifest import Manifest, list_checkpoints, read_manifest
 from vigpipe.checkpoint.rescue import rescue
 from vigpipe.checkpoint.saver import Saver, rank_file_name
 from vigpipe.checkpoint.state import named_tensors, replica_prefix, residuals, share_of
 from vigpipe.config.files import as_toml
 from vigpipe.job.score import Scores
-from vigpipe.parallel.agreement import all_gather_values, broadcast_value, run_with_heartbeats
+from vigpipe.parallel.agreement import run_with_heartbeats
+from vigpipe.parallel.values import all_gather_values, broadcast_value
 from vigpipe.replication.own_steps import LeftOver
 from vigpipe.run.provenance import provenance
 from vigpipe.run.rank import RankState
@@ -78,9 +79,11 @@ class Checkpoints:
             return False
         knows = scores.test is not None
         new = better(scores, self.rank_state.step, by, self.best) if knows else None
-        new = next(filter(None, all_gather_values(new, *peers)), None)
-        self.best = new or self.best
-        return new is not None
+        tables = all_gather_values(new and new.as_table(), *peers)
+        table = next(filter(None, tables), None)
+        if table is not None:
+            self.best = Best(**table)
+        return table is not None
 
     def save(
         self, loss: float | None, evaluated: bool, metrics_bytes: int = 0, events_bytes: int = 0

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,8 @@ from vigpipe.config.options import OPTIONS, TrainConfig, flag
 from vigpipe.errors import InputError
 from vigpipe.files.untrusted import read_toml
 from vigpipe.model import mapped
-from vigpipe.parallel.agreement import broadcast_value, run_with_heartbeats
+from vigpipe.parallel.agreement import run_with_heartbeats
+from vigpipe.parallel.values import broadcast_value
 from vigpipe.replication.subnetworks.moments import is_moment
 
 if TYPE_CHECKING:
@@ -128,13 +129,14 @@ def resume(rank_state: "RankState", folder: Path, log: Callable[[str], None]) ->
 
     # Verifying may take longer than --timeout.
     chosen = run_with_heartbeats(choose_on_rank_0, world_size)
-    chosen, notes = broadcast_value((chosen, notes), world_size)
+    told = [notes, chosen and str(chosen[0]), chosen and asdict(chosen[1])]
+    notes, place_chosen, facts = broadcast_value(told, world_size)
     for note in notes:
         log(note)
-    if chosen is None:
+    if place_chosen is None:
         log(f"--resume auto: {folder} holds no checkpoint: starting anew")
         return None
-    checkpoint, manifest = chosen
+    checkpoint, manifest = Path(place_chosen), Manifest(**facts)
     load_checkpoint(rank_state, checkpoint, manifest)
     log(f"going on after step {manifest.step}, from {checkpoint}")
     return manifest

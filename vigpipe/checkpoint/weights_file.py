@@ -6,29 +6,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from vigpipe.files.atomic import replacing, sync
 from vigpipe.files.outputs import told_if_unwritable
 from vigpipe.model import mapped
 from vigpipe.model.mapped import Shapes
+from vigpipe.parallel.values import gather_tensors
 from vigpipe.run.folder import MAKE_ROOM
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from vigpipe.run.rank import RankState
 
 
 def gather_named(
-    own_tensors: dict[str, Tensor], pipeline_group: dist.ProcessGroup | None, pipeline_rank: int
+    own_tensors: dict[str, Tensor], pipeline_group: "ProcessGroup | None", pipeline_rank: int
 ) -> dict[str, Tensor] | None:
     """Gather CPU copies of the tensors of all stages on one rank of a pipeline; None on others."""
-    copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in own_tensors.items()}
-    if pipeline_group is None:
-        return copies
-    receives = pipeline_group.rank() == pipeline_rank
-    by_rank: list[dict[str, Tensor]] | None = [{}] * pipeline_group.size() if receives else None
-    dist.gather_object(copies, by_rank, group=pipeline_group, group_dst=pipeline_rank)
+    world_size = 1 if pipeline_group is None else pipeline_group.size()
+    by_rank = gather_tensors(own_tensors, world_size, pipeline_rank, pipeline_group)
     if by_rank is None:
         return None
     return {name: tensor for tensors in by_rank for name, tensor in tensors.items()}

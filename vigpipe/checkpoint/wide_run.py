@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from vigpipe.checkpoint.weights_file import save_rows
-from vigpipe.parallel.agreement import all_gather_values
+from vigpipe.parallel.values import all_gather_values, dtype_name, dtype_of
 
 if TYPE_CHECKING:
     from vigpipe.replication.subnetworks.rows import WideRows
@@ -27,9 +27,9 @@ def save_wide_weights(rank_state: "RankState", path: Path) -> None:
     run, rows, mesh = rank_state.run, rank_state.wide_rows, rank_state.mesh
     assert rows is not None
     shapes = {name: t.shape for name, t in run.wide_model.state_dict().items()}
-    own = {name: tensor.dtype for name, tensor in rows.wide.narrow.items()}
+    own = {name: dtype_name(tensor.dtype) for name, tensor in rows.wide.narrow.items()}
     by_stage = all_gather_values(own, *rank_state.strategy.peers)
-    dtypes = {name: dtype for of_stage in by_stage for name, dtype in of_stage.items()}
+    dtypes = {name: dtype_of(text) for of_stage in by_stage for name, text in of_stage.items()}
     specs = {name: (dtypes[name], tuple(shape)) for name, shape in shapes.items()}
     file = save_rows(path, specs, run.weights_metadata()) if rank_state.is_writer else nullcontext()
     route = _Route(mesh, run.layout.pipeline_size - 1, rows.across_teams.group)

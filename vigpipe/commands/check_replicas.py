@@ -13,7 +13,6 @@ from itertools import chain
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from vigpipe.checkpoint.weights_file import gather_named
@@ -21,6 +20,7 @@ from vigpipe.commands.differences import Compared, Kinds, differences
 from vigpipe.parallel.agreement import Agreement, Peers
 from vigpipe.parallel.batch import ReplicaBatch
 from vigpipe.parallel.layout import Layout
+from vigpipe.parallel.values import gather_tensors
 from vigpipe.replication.record import Recorded, collect
 from vigpipe.replication.strategy import Computed, Item, Loop, Outcome, Pushed
 from vigpipe.replication.subnetworks.moments import is_moment
@@ -157,10 +157,17 @@ def _train(rank_state: RankState) -> tuple[list[Kinds] | None, list[Recorded]]:
         own = None
     if own is None or layout.num_replicas == 1:
         return None if own is None else [own], recorded
-    traces = [own] * layout.num_replicas if rank_state.is_writer else None
-    dist.gather_object(own, traces, group=rank_state.mesh.counterparts.group, group_dst=0)
-    # The replicas of a team are equal.
-    return None if traces is None else traces[:: layout.team_size], recorded
+    kinds = {f"{kind}\n{name}": tensor for kind in own for name, tensor in own[kind].items()}
+    of_all = gather_tensors(kinds, layout.num_replicas, 0, rank_state.mesh.counterparts.group)
+    if of_all is None or not rank_state.is_writer:
+        return None, recorded
+    traces: list[dict[str, dict[str, Tensor]]] = []
+    for tensors in of_all[:: layout.team_size]:  # the replicas of a team are equal
+        traces.append({kind: {} for kind in own})
+        for name, tensor in tensors.items():
+            kind, _, name = name.partition("\n")
+            traces[-1][kind][name] = tensor
+    return [*traces], recorded
 
 
 def _take(rank_state: RankState, batch: ReplicaBatch) -> list[float]:

@@ -4,10 +4,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import torch
-import torch.distributed as dist
 from tabulate import tabulate
 
 from vigpipe.commands.cluster import FREE_MESSAGES, network, quantity
@@ -22,6 +21,7 @@ from vigpipe.files.outputs import told_if_unwritable
 from vigpipe.launch.device import default_sync, has_own_cores
 from vigpipe.messages import one_line
 from vigpipe.parallel.plan import Plan, describe_cut, even_plan
+from vigpipe.parallel.values import broadcast_value
 from vigpipe.planning.explain import explain
 from vigpipe.planning.interval import Interval, interval_text, step_interval
 from vigpipe.planning.profile import Profile, read_profile, with_network, write_profile
@@ -107,7 +107,7 @@ def replan(run: Run, rank: int, device: torch.device, folder: Path) -> Run:
         num_replicas = 1
     path = folder / "plan.toml"
     profile = measure_profile(run, rank, device, [run.microbatch_size])
-    proposals: list[Proposal | None] = [None]
+    told: list[Any] = []
     if profile is not None:
         request = Request(
             num_ranks=layout.pipeline_size,
@@ -122,14 +122,12 @@ def replan(run: Run, rank: int, device: torch.device, folder: Path) -> Run:
         interval = step_interval(profile, request, best)
         write_plan(best, interval, profile, request, run.config, path)
         write_profile(profile, profile_beside(path))
-        proposals = [best]
-    dist.broadcast_object_list(proposals, src=0)
-    best = proposals[0]
-    assert best is not None
-    note = f"planned: {_described(best)}, {1e3 * best.step_seconds:.1f} ms a step; see {path}"
+        note = f"planned: {_described(best)}, {1e3 * best.step_seconds:.1f} ms a step; see {path}"
+        told = [list(map(list, best.stages)), note]
+    stages, note = broadcast_value(told, layout.world_size)
     return replace(
         run,
-        plan=Plan(best.stages),
+        plan=Plan(tuple(map(tuple, stages))),
         config=replace(run.config, stages=path),
         notes=(*run.notes, note),
     )

@@ -49,8 +49,8 @@ def start_or_predict(
     gpu = set_up_rank(config, run.layout, launch)
     device = join(config.device, gpu, launch, config.timeout, on_one_gpu=on_one_gpu(run.layout))
     if config.skip_bad_images:
-        share = paths[launch.rank :: world_size]
-        bad = find_bad_images_together(read_image, share, world_size)
+        share = range(len(paths))[launch.rank :: world_size]
+        bad = find_bad_images_together(read_image, paths, share, world_size)
         left_out = [str(path) for path in paths if path in bad]
         paths = [path for path in paths if path not in bad]
         run = prepare_prediction(config, paths)

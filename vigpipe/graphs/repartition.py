@@ -8,8 +8,8 @@ import numpy as np
 from vigpipe.graphs.items import steps_per_epoch, sub_graphs
 from vigpipe.graphs.partitions.generations import Rates, fit_rates
 from vigpipe.graphs.samplers.parts import Parts
-from vigpipe.parallel.agreement import broadcast_value
 from vigpipe.parallel.layout import Layout
+from vigpipe.parallel.values import broadcast_value
 
 _KEY = "seconds per node and per edge, of each generation of parts"
 

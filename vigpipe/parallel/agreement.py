@@ -1,4 +1,4 @@
-"""Exchange small values between ranks: a status once a step, and a comparison before the first."""
+"""Let ranks agree: by a status once a step, and by a comparison before the first."""
 
 import json
 import threading
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from vigpipe.errors import InputError
+from vigpipe.parallel.values import all_gather_values
 
 T = TypeVar("T")
 HEARTBEAT_SECONDS = 1.0  # A rank says so often that it is alive.
@@ -128,28 +129,6 @@ def becomes_true(condition: Callable[[], bool], seconds: float) -> bool:
             return False
         time.sleep(POLL_SECONDS)
     return True
-
-
-def broadcast_value(value: Any, world_size: int) -> Any:
-    """Return rank 0's value on every rank; every rank calls this."""
-    if world_size == 1:
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
-
-
-def all_gather_values(
-    value: Any,
-    world_size: int,
-    group: dist.ProcessGroup | None = None,  # None for all ranks of the run
-) -> list[Any]:
-    """Return the values of all ranks of a group, in rank order; each of them calls this."""
-    if world_size == 1:
-        return [value]
-    values: list[Any] = [None] * world_size
-    dist.all_gather_object(values, value, group=group)
-    return values
 
 
 def run_with_heartbeats(

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from vigpipe.parallel.shared_memory import Pool, Segment, Window, this_machine
+from vigpipe.parallel.values import all_gather_values
 
 Index = tuple[slice, ...]
 Write = Callable[[Sequence[Tensor]], None]
@@ -146,14 +147,15 @@ class Shards:
         """Open the memory of the other ranks; nothing where one of them is elsewhere."""
         if self.size == 1 or dist.get_backend(self.group) != "gloo":
             return {}
-        told: list[tuple[str, int, Segment]] = [("", 0, Segment(0, 0))] * self.size
         probe, segment = self._pool.empty((1,), torch.int64)
         probe.fill_(os.getpid())
-        dist.all_gather_object(told, (this_machine(), os.getpid(), segment), group=self.group)
+        own = [this_machine(), os.getpid(), list(segment)]
+        told = all_gather_values(own, self.size, self.group)
         windows = {rank: Window(told[rank][1]) for rank in range(self.size)}
         del windows[self.rank]
         can_read = len({machine for machine, _, _ in told}) == 1 and all(
-            _reads(window, *told[rank][1:]) for rank, window in windows.items()
+            _reads(window, told[rank][1], Segment(*told[rank][2]))
+            for rank, window in windows.items()
         )
         everybody = torch.tensor([int(can_read)])
         dist.all_reduce(everybody, dist.ReduceOp.MIN, group=self.group)

@@ -29,6 +29,7 @@ from vigpipe.graphs.split.halo import work_of_parts
 from vigpipe.launch.device import default_sync, hardware, has_own_cores, peak_bytes
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import even_plan
+from vigpipe.parallel.values import all_gather_values
 from vigpipe.planning.profile import Amounts
 from vigpipe.planning.ways import Layers, Measured, MeasuredWay
 from vigpipe.profiling.links import LinkMeter
@@ -183,11 +184,7 @@ class _World(NamedTuple):
 
     def gathered(self, value: Any) -> list[Any]:
         """Return what every rank has, in their order; all ranks call this."""
-        if self.size == 1:
-            return [value]
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
-        return values
+        return all_gather_values(value, self.size)
 
 
 class _Share(NamedTuple):
@@ -222,7 +219,15 @@ def _count_shares(
             own = rehearsal
         else:
             rehearsal.close()
-    everybody = [each for of_rank in world.gathered(counted) for each in of_rank]
+    tables = [
+        [each.sent_bytes, _pairs(each.given), _pairs(each.summed), each.peak_bytes]
+        for each in counted
+    ]
+    everybody = [
+        Counted(sent_bytes, Counter(dict(given)), Counter(dict(summed)), num_bytes)
+        for of_rank in world.gathered(tables)
+        for sent_bytes, given, summed, num_bytes in of_rank
+    ]
     busiest = max(everybody, key=lambda each: each.sent_bytes)
     way = replace(
         way,
@@ -322,6 +327,10 @@ def _needs(run: Run) -> float:
     features = 0 if are_sparse(graph.features) else graph.num_features
     numbers = features + _KEPT_LAYERS * config.layers * config.width
     return sampler.most_nodes * numbers * run.dtype.itemsize / run.layout.num_shards
+
+
+def _pairs(counts: Counter[int]) -> list[list[int]]:
+    return [list(pair) for pair in counts.items()]
 
 
 def _as_curve(counts: Counter[int]) -> tuple[tuple[float, float], ...]:

@@ -22,15 +22,9 @@ from torch import Tensor
 from vigpipe.config.options import TrainConfig
 from vigpipe.config.replication import OUTLIVING
 from vigpipe.launch.failures import is_lost_peer
-from vigpipe.parallel.agreement import (
-    NOTHING_WANTED,
-    Agreement,
-    Status,
-    agree,
-    all_gather_values,
-    holds_everywhere,
-)
+from vigpipe.parallel.agreement import NOTHING_WANTED, Agreement, Status, agree, holds_everywhere
 from vigpipe.parallel.counterparts import Counterparts
+from vigpipe.parallel.values import all_gather_values
 from vigpipe.replication.averages import Averages, RoundedWeights
 from vigpipe.replication.course import Course
 from vigpipe.replication.decide import decide
@@ -399,7 +393,7 @@ class OwnSteps:
         own = None
         if self._member is not None:
             table = self._member.known()
-            own = self._course.steps_with(table.drawn), table.seen()
+            own = [self._course.steps_with(table.drawn), table.seen()]
         self._tell()
         step, seen = all_gather_values(own, *self.peers)[0]
         return LeftOver(step, seen, self._outbox.kept)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from vigpipe.model.graph import collected_anomalies
 from vigpipe.ops.sparse_rows import SparseRows
-from vigpipe.parallel.agreement import all_gather_values
 from vigpipe.parallel.batch import ReplicaBatch
+from vigpipe.parallel.values import all_gather_values
 from vigpipe.run.facts import Run
 from vigpipe.run.rank import RankState
 
@@ -51,7 +51,7 @@ def advise(run: Run, largest: str | None = None, *, have_moved: bool) -> str:
     )
 
 
-def _largest(batch: ReplicaBatch) -> tuple[float, str] | None:
+def _largest(batch: ReplicaBatch) -> list[float | str] | None:
     """Find the largest number of the inputs, and say which it is; None if this rank has none."""
     if batch.inputs is None:
         return None
@@ -68,7 +68,7 @@ def _largest(batch: ReplicaBatch) -> tuple[float, str] | None:
             row, column = (int(ends[number]) for ends in (part.places.targets, part.places.indices))
             what = f"feature {column} of node {row} of the batch"
             found.append((size, f"whose largest number is {size:.3g} ({what})"))
-    return max(found)
+    return list(max(found))
 
 
 def _size(numbers: Tensor) -> tuple[float, int]:

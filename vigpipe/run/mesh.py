@@ -14,10 +14,11 @@ from vigpipe.launch.environment import FOLDER_VARIABLE, LONG_WAIT_SECONDS
 from vigpipe.launch.failures import declare_lost
 from vigpipe.launch.watchdog import ended
 from vigpipe.model.norm import PooledStatistics
-from vigpipe.parallel.agreement import Peers, broadcast_value
+from vigpipe.parallel.agreement import Peers
 from vigpipe.parallel.counterparts import Counterparts
 from vigpipe.parallel.layout import Groups, Layout, make_groups
 from vigpipe.parallel.shards import Shards
+from vigpipe.parallel.values import broadcast_value
 from vigpipe.replication.position import Position
 from vigpipe.run.facts import Run
 

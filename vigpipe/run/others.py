@@ -4,8 +4,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from vigpipe.parallel.agreement import all_gather_values
 from vigpipe.parallel.counterparts import Counterparts
+from vigpipe.parallel.values import all_gather_values
 from vigpipe.replication.membership import Membership
 from vigpipe.replication.parcels import Inbox
 from vigpipe.replication.store import StoreLostError

@@ -11,8 +11,9 @@ from rich.console import Console
 from vigpipe.config.files import as_toml
 from vigpipe.job.score import Scores
 from vigpipe.messages import one_line
-from vigpipe.parallel.agreement import Peers, all_gather_values, run_with_heartbeats
+from vigpipe.parallel.agreement import Peers, run_with_heartbeats
 from vigpipe.parallel.batch import ReplicaBatch
+from vigpipe.parallel.values import all_gather_values
 from vigpipe.replication.strategy import Pushed
 from vigpipe.run.anomaly import advise, find_anomaly, find_largest
 from vigpipe.run.progress import RunProgress

@@ -9,7 +9,7 @@ import torch
 from vigpipe.job.rows import trained_on
 from vigpipe.job.score import Scores
 from vigpipe.launch.device import hardware, peak_bytes
-from vigpipe.parallel.agreement import all_gather_values
+from vigpipe.parallel.values import all_gather_values
 from vigpipe.replication.metrics import summarize_replicas
 from vigpipe.replication.scaling import predict
 from vigpipe.run.provenance import provenance
