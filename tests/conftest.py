@@ -1,9 +1,9 @@
 """Settings of every test, and which tests stay together when several workers run them."""
 
-import ctypes
 import os
 import re
 import signal
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -75,10 +75,12 @@ class Cost:
         self._num_tests = 0
 
     def pytest_runtest_logfinish(self) -> None:
-        """Give back what glibc keeps of freed memory: over thousands of tests it adds up."""
+        """Give back what commands of this process have kept for their next steps: it adds up."""
         self._num_tests += 1
-        if self._num_tests % 10 == 0 and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
-            trim(0)
+        if self._num_tests % 10 == 0 and "torch" in sys.modules:
+            from vigpipe.launch.device import return_freed_memory
+
+            return_freed_memory()
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if is_xdist_worker(session):

@@ -84,7 +84,7 @@ def test_ctrl_c_before_the_first_step_of_a_resumed_run_says_what_there_is(
 def test_what_is_known_before_is_refused_before_ranks_start(tmp_path, monkeypatch, capsys):
     """Most of it was said when all of them had started, had met, and had read the data."""
     before = tmp_path / "before"
-    steps = ["--batch-size", "700", "--steps", "2", "--evaluate-every", "9", "--threads", "1"]
+    steps = ["--batch-size", "72", "--steps", "2", "--evaluate-every", "9", "--threads", "1"]
     gossip = ["--strategy", "gossip", "--dp", "2"]
     assert main(["train", *steps, "--out", str(before)]) == 0
     monkeypatch.setattr("vigpipe.ranks._start_ranks", lambda *_: pytest.fail("ranks were started"))

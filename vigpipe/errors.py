@@ -49,6 +49,10 @@ class WorkerError(RuntimeError):
     """A process that works for this rank is gone or silent, described in one sentence."""
 
 
+class StrangerError(RuntimeError):
+    """A process that does not know the secret of the run does what only its ranks may do."""
+
+
 class TrainingError(RuntimeError):
     """A training that was started from Python has ended without a result.
 

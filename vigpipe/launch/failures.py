@@ -27,6 +27,7 @@ from vigpipe.errors import (
     SAVED,
     WRONG_INPUT,
     InputError,
+    StrangerError,
     TooLarge,
     UnreadableImage,
     WorkerError,
@@ -246,7 +247,7 @@ def _report(
             message += f", or {advice.unreadable_image}"
         code = WRONG_INPUT if isinstance(error, InputError) else NOT_FINITE
         text = line(message)
-    elif isinstance(error, WorkerError):
+    elif isinstance(error, WorkerError | StrangerError):
         message = str(error)
         code, text = PEER_LOST, line(f"rank {launch.rank}: {message}")
     elif is_out_of_memory(error):

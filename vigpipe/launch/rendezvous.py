@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from vigpipe.errors import InputError
 from vigpipe.files.names import escaped
 from vigpipe.launch.environment import LONG_WAIT_SECONDS, Launch, digest
+from vigpipe.launch.secret import agree_on_secret
 from vigpipe.launch.signals import leave_ignored
+from vigpipe.proof import prove_group, signed, use_secret, verified
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -55,11 +57,17 @@ def decide_together(
     store: "Store", launch: Launch, facts: dict[str, Any], decide: Callable[[list[Any]], Any]
 ) -> Any:
     """Return what rank 0 decides from the facts of all ranks, in order; every rank calls this."""
-    store.set(f"fact/{launch.rank}", json.dumps(facts))
+
+    def tell(key: str, value: Any) -> None:
+        store.set(key, signed(key, json.dumps(value)))
+
+    def hear(key: str) -> Any:
+        return json.loads(verified(key, store.get(key)))
+
+    tell(f"fact/{launch.rank}", facts)
     if launch.rank == 0:
-        of_all = [json.loads(store.get(f"fact/{rank}")) for rank in range(launch.world_size)]
-        store.set("decision", json.dumps(decide(of_all)))
-    return json.loads(store.get("decision"))
+        tell("decision", decide([hear(f"fact/{rank}") for rank in range(launch.world_size)]))
+    return hear("decision")
 
 
 def init_process_group(
@@ -80,6 +88,7 @@ def init_process_group(
     dist.init_process_group(
         store=store, rank=launch.rank, world_size=launch.world_size, **arguments
     )
+    prove_group()
 
 
 def _make_store(launch: Launch, timeout: timedelta) -> Any:
@@ -127,6 +136,7 @@ def _joined(store: Any, launch: Launch) -> Any:
     run_store = dist.PrefixStore(launch.run_id, store)
     run_store.set(f"here/{launch.rank}", "")
     run_store.wait([f"here/{rank}" for rank in range(launch.world_size)])
+    use_secret(agree_on_secret(run_store, launch))
     return run_store
 
 

@@ -29,6 +29,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vigpipe.errors import InputError
+from vigpipe.proof import prove_group
 from vigpipe.schedules import Schedule, check_degrees
 
 if TYPE_CHECKING:
@@ -200,12 +201,19 @@ def make_groups(layout: Layout, timeout_seconds: float, *, linked: bool = False)
         size = math.prod(shape[axis] for axis in axes)
         return np.moveaxis(grid, axes, range(-len(axes), 0)).reshape(-1, size).tolist()
 
+    def new(rows: list[list[int]], timeout: timedelta) -> Any:
+        """Make a group of each row, and let the ranks of this one's prove who they are."""
+        group: Any = dist.new_subgroups_by_enumeration(rows, timeout=timeout)[0]
+        if group is not None:  # this rank is in one of them
+            prove_group(group)
+        return group
+
     def make(*axes: int) -> Any:
         rows = rows_along(*axes)
         if len(rows[0]) == 1:
             return None
         if str(rows) not in made:
-            made[str(rows)] = dist.new_subgroups_by_enumeration(rows, timeout=timeout)[0]
+            made[str(rows)] = new(rows, timeout)
         return made[str(rows)]
 
     pipeline, replicas, across_teams = make(3), make(0, 1), make(0)
@@ -214,7 +222,7 @@ def make_groups(layout: Layout, timeout_seconds: float, *, linked: bool = False)
     shards: Any = None
     if layout.num_shards > 1:
         # A group of its own: while a thread exchanges rows, another may tell peers that it works.
-        shards = dist.new_subgroups_by_enumeration(rows_along(2), timeout=timeout)[0]
+        shards = new(rows_along(2), timeout)
     links: dict[int, Any] = {}
     here = int(np.argwhere(grid == dist.get_rank())[0][0])
     firsts = [*range(shape[0])] if linked else []
@@ -226,7 +234,7 @@ def make_groups(layout: Layout, timeout_seconds: float, *, linked: bool = False)
     for one, other in itertools.combinations(firsts, 2):
         if not layout.has_server or other == layout.num_teams:
             rows = np.stack([grid[one], grid[other]], axis=-1).reshape(-1, 2).tolist()
-            link = dist.new_subgroups_by_enumeration(rows, timeout=timeout / impatience)[0]
+            link = new(rows, timeout / impatience)
             if here in (one, other):
                 links[other if here == one else one] = link
     return Groups(pipeline, shards, replicas, teammates, across_teams, summed, team, links)

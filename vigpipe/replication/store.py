@@ -15,6 +15,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch.distributed as dist
 
+from vigpipe.proof import signed, verified
+
 P = ParamSpec("P")
 T = TypeVar("T")
 _LOOK_SECONDS = 0.5  # the thread looks at the calls this often
@@ -30,7 +32,8 @@ class StoreLostError(RuntimeError):
 class WatchedStore:
     """A store that several ranks use, as one of them sees it.
 
-    Every method raises StoreLostError once the store is gone, or does not answer in time.
+    Every method raises StoreLostError once the store is gone, or does not answer in time. Texts are
+    signed where the run has a secret; numbers, which only show signs of life, are not.
     """
 
     def __init__(self, store: Any, timeout_seconds: float) -> None:
@@ -41,10 +44,10 @@ class WatchedStore:
             threading.Thread(target=self._watch, args=(port,), daemon=True).start()
 
     def get(self, key: str) -> bytes:
-        return self._call(self._store.get, key)
+        return verified(key, self._call(self._store.get, key)).encode()
 
     def set(self, key: str, value: str) -> None:
-        self._call(self._store.set, key, value)
+        self._call(self._store.set, key, signed(key, value))
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number, which begins with 0, and return the sum."""
@@ -54,7 +57,9 @@ class WatchedStore:
         return self._call(self._store.check, keys)
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        return self._call(self._store.compare_set, key, expected, desired)
+        before = signed(key, expected) if expected else ""  # empty: there is none yet
+        found = self._call(self._store.compare_set, key, before, signed(key, desired))
+        return found and verified(key, found).encode()
 
     def delete_key(self, key: str) -> bool:
         return self._call(self._store.delete_key, key)

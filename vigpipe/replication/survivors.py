@@ -12,6 +12,7 @@ from torch import Tensor
 from vigpipe.launch.failures import is_lost_peer
 from vigpipe.parallel.agreement import Peers, Status, agree
 from vigpipe.parallel.counterparts import Counterparts
+from vigpipe.proof import prove
 
 
 class Survivors(Counterparts):
@@ -34,6 +35,7 @@ class Survivors(Counterparts):
             # This rank gives up before its peers, which wait for it twice as long.
             timeout = timedelta(seconds=timeout_seconds / 2)
             self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+            prove(self.exchange, rank, range(size))
 
     def gather(self, values: Tensor) -> Tensor:
         if self._gloo is None or values.numel() == 0:
