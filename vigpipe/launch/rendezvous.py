@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vigpipe.errors import InputError
 from vigpipe.files.names import escaped
 from vigpipe.launch.environment import LONG_WAIT_SECONDS, Launch, digest
+from vigpipe.launch.interface import check_chosen, told_on_every_host, use_loopback, use_route
 from vigpipe.launch.secret import agree_on_secret
 from vigpipe.launch.signals import leave_ignored
 from vigpipe.proof import prove_group, signed, use_secret, verified
@@ -32,15 +33,16 @@ def meet(launch: Launch, timeout_seconds: float, meeting_seconds: float | None =
     """
     import torch.distributed as dist
 
+    check_chosen()
     if launch.is_local:
-        _use_loopback()
+        use_loopback()
     # The store waits for ranks that start late; collectives have a timeout of their own.
     if meeting_seconds is None or launch.launcher not in ("srun", "torchrun"):
         meeting_seconds = max(timeout_seconds, LONG_WAIT_SECONDS)
     limit = timedelta(seconds=meeting_seconds)
     if launch.launcher == "torchrun":
         assert launch.init_method is not None
-        _check_address(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        _check_address(*_meeting_place(launch))
         meeting = dist.rendezvous(launch.init_method, launch.rank, launch.world_size, timeout=limit)
         store, _, _ = next(meeting)
     else:
@@ -85,9 +87,11 @@ def init_process_group(
         arguments["device_id"] = torch.device("cuda", torch.cuda.current_device())
     if store is None:
         store = meet(launch, timeout_seconds)
-    dist.init_process_group(
-        store=store, rank=launch.rank, world_size=launch.world_size, **arguments
-    )
+    place = {"store": store, "rank": launch.rank, "world_size": launch.world_size}
+    with contextlib.ExitStack() as stack:
+        if not launch.is_local:
+            stack.enter_context(told_on_every_host(launch, *_meeting_place(launch)))
+        dist.init_process_group(**place, **arguments)
     prove_group()
 
 
@@ -98,14 +102,21 @@ def _make_store(launch: Launch, timeout: timedelta) -> Any:
         return dist.HashStore()
     if launch.init_method.startswith("file://"):
         return dist.FileStore(launch.init_method.removeprefix("file://"), launch.world_size)
-    host, _, port = launch.init_method.removeprefix("tcp://").rpartition(":")
-    _check_address(host, int(port))
-    if host not in LOOPBACK and not os.environ.get("GLOO_SOCKET_IFNAME"):
-        _refuse_loopback_name()
+    host, port = _meeting_place(launch)
+    _check_address(host, port)
     arguments: dict[str, Any] = {"timeout": timeout, "wait_for_workers": False}
     if launch.rank == 0:
-        arguments |= {"is_master": True, "master_listen_fd": _listen(launch, host, int(port))}
-    return dist.TCPStore(host, int(port), launch.world_size, **arguments)
+        arguments |= {"is_master": True, "master_listen_fd": _listen(launch, host, port)}
+    return dist.TCPStore(host, port, launch.world_size, **arguments)
+
+
+def _meeting_place(launch: Launch) -> tuple[str, int]:
+    """Return the host and port where ranks of srun or torchrun meet."""
+    if launch.launcher == "torchrun":
+        return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    assert launch.init_method is not None
+    host, _, port = launch.init_method.removeprefix("tcp://").rpartition(":")
+    return host, int(port)
 
 
 def _check_address(host: str, port: int) -> None:
@@ -136,6 +147,8 @@ def _joined(store: Any, launch: Launch) -> Any:
     run_store = dist.PrefixStore(launch.run_id, store)
     run_store.set(f"here/{launch.rank}", "")
     run_store.wait([f"here/{rank}" for rank in range(launch.world_size)])
+    if not launch.is_local:
+        use_route(run_store, launch, _meeting_place(launch)[0])
     use_secret(agree_on_secret(run_store, launch))
     return run_store
 
@@ -155,32 +168,3 @@ def _listen(launch: Launch, host: str, port: int) -> int:
             "set MASTER_PORT to a free port, the same for every rank"
         ) from None
     return listener.detach()
-
-
-def _refuse_loopback_name() -> None:
-    """Refuse a host name that resolves to 127.x: gloo would offer that address to other hosts."""
-    name = socket.gethostname()
-    with contextlib.suppress(OSError):  # gloo itself reports a name without an address
-        address = socket.gethostbyname(name)
-        if address.startswith("127."):
-            raise InputError(
-                f"the host name {name!r} means {address} on itself, where no other node can reach "
-                "it: set GLOO_SOCKET_IFNAME to the network interface between the nodes"
-            )
-
-
-def _use_loopback() -> None:
-    """Keep the sockets of gloo and NCCL off the network, unless the user chose an interface."""
-    interfaces = [name for _, name in socket.if_nameindex()]
-    chosen = os.environ.get("GLOO_SOCKET_IFNAME")
-    loopback = next((name for name in ("lo", "lo0") if name in interfaces), None)
-    if loopback:  # NCCL by itself takes any other interface for its ranks to meet
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={loopback}")
-    if chosen is None:
-        if loopback:
-            os.environ["GLOO_SOCKET_IFNAME"] = loopback
-    elif missing := [name for name in chosen.split(",") if name not in interfaces]:
-        raise InputError(
-            f"GLOO_SOCKET_IFNAME={chosen}: no interface {missing[0]!r} on {socket.gethostname()}, "
-            f"which has {', '.join(interfaces)}"
-        )
