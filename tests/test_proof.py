@@ -1,14 +1,17 @@
 """A process that does not know the secret of a run is noticed in any place of a rank."""
 
+from typing import Any
+
 import pytest
 import torch.distributed as dist
 
 from tests.world import run_each
 from vigpipe import proof
 from vigpipe.errors import StrangerError
+from vigpipe.launch.signed_store import SignedStore
 from vigpipe.parallel.layout import Layout, make_groups
 from vigpipe.proof import mac, prove, prove_group, signed, use_secret, verified
-from vigpipe.replication.store import WatchedStore
+from vigpipe.replication.store import _port_of
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +63,7 @@ def test_what_a_rank_has_said_itself_proves_nothing_and_no_number_comes_twice():
 def test_without_a_secret_nothing_is_exchanged():
     use_secret(None)
     prove(lambda own: pytest.fail("exchanged"), 0, [0, 1])
-    assert (signed("key", "text"), verified("key", b"text")) == ("text", "text")
+    assert (signed("key", "text"), verified("key", b"text")) == (b"text", b"text")
 
 
 def test_no_two_lists_of_parts_have_one_mac():
@@ -68,17 +71,22 @@ def test_no_two_lists_of_parts_have_one_mac():
 
 
 def test_what_a_stranger_writes_into_the_store_is_noticed():
-    raw = dist.HashStore()
-    ours = WatchedStore(raw, 60)
+    raw: Any = dist.HashStore()
+    ours = dist.PrefixStore("run", SignedStore(dist.PrefixStore("all", raw)))
     ours.set("here", "ä")
     assert ours.get("here").decode() == "ä"
     assert ours.compare_set("table", "", "1") == b"1"
     assert ours.compare_set("table", "1", "2") == b"2"
     assert ours.compare_set("table", "1", "3") == b"2"
-    for of_stranger in ("", "ä", 64 * "0" + "ä", raw.get("table").decode()):
-        raw.set("here", of_stranger)
-        with pytest.raises(StrangerError, match="has written here where the ranks meet"):
+    for of_stranger in (b"", b"1", bytes(32) + b"1", raw.get("all/run/table")):
+        raw.set("all/run/here", of_stranger)
+        with pytest.raises(StrangerError, match="has written run/here where the ranks meet"):
             ours.get("here")
-    raw.set("table", "9")
+    raw.set("all/run/table", "9")
     with pytest.raises(StrangerError):
         ours.compare_set("table", "2", "3")
+    assert ours.add("number", 2) == 2
+    assert ours.check(["here", "number"])
+    assert ours.delete_key("here")
+    assert not ours.check(["here"])
+    assert _port_of(ours) is None

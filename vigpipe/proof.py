@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-NUM_BYTES = 32  # of a secret, a nonce and a proof
-_DIGITS = 2 * NUM_BYTES  # of a signature
+NUM_BYTES = 32  # of a secret, a number, a proof and a signature
 _secret: bytes | None = None  # of the run that this process is a rank of
 
 
@@ -88,23 +87,24 @@ def prove(exchange: Callable[["Tensor"], "Tensor"], rank: int, ranks: Sequence[i
             )
 
 
-def signed(key: str, text: str) -> str:
-    """Return a text to be stored under a key, with a signature if this run has a secret."""
-    return text if _secret is None else mac(_secret, key, text).hex() + text
+def signed(key: str, value: str | bytes) -> bytes:
+    """Return a value to be stored under a key, behind a signature if the run has a secret."""
+    content = value.encode() if isinstance(value, str) else value
+    return content if _secret is None else mac(_secret, key, content) + content
 
 
-def verified(key: str, stored: bytes) -> str:
-    """Return the text that `signed` made what was found under a key from.
+def verified(key: str, stored: bytes) -> bytes:
+    """Return the value that `signed` made what was found under a key from.
 
     Raises:
         StrangerError: somebody else has written it.
     """
     if _secret is None:
-        return stored.decode()
-    signature, content = stored[:_DIGITS], stored[_DIGITS:]
-    if not hmac.compare_digest(signature, mac(_secret, key, content).hex().encode()):
+        return stored
+    signature, content = stored[:NUM_BYTES], stored[NUM_BYTES:]
+    if not hmac.compare_digest(signature, mac(_secret, key, content)):
         raise StrangerError(
             f"a process that does not know the secret of the run has written {key} where the ranks "
             "meet; see who else uses these hosts, and start the run again"
         )
-    return content.decode()
+    return content

@@ -2,31 +2,33 @@
 
 import os
 import socket
+import threading
 import time
+from collections.abc import Set
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
+from tests.launch.parrot import Parrot, listening
 from tests.launch.test_environment import ONE_NODE, SRUN, TORCHRUN
 from tests.refusals import check_refusals
 from tests.world import run_ranks
 from vigpipe.errors import InputError
 from vigpipe.launch import device, rendezvous
 from vigpipe.launch.environment import Launch, from_environment
+from vigpipe.launch.failures import LOST_PEER
 from vigpipe.parallel.layout import Layout, make_groups
 from vigpipe.parallel.values import all_gather_values, broadcast_value
 
 
 def test_where_ranks_cannot_meet_they_are_told_what_to_set(monkeypatch):
-    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
     lo, eth77 = ({"GLOO_SOCKET_IFNAME": name} for name in ("lo", "eth77"))
     nowhere = {**SRUN, "SLURM_STEP_NODELIST": "no-such-node.invalid,other"}
     # torch tried for as long as ranks may start late, and said so between its C++ frames.
     of_torchrun = {**TORCHRUN, "MASTER_ADDR": "no such\x1b[2J node"}
     on_one_node = {**SRUN, **ONE_NODE, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
-    address_of_nobody = {**SRUN, "MASTER_ADDR": "192.0.2.1"}
 
     def meet(env, others):
         with monkeypatch.context() as patch:
@@ -42,7 +44,6 @@ def test_where_ranks_cannot_meet_they_are_told_what_to_set(monkeypatch):
             (of_torchrun, {}, r"'no such\\x1b\[2J node'.* set MASTER_ADDR"),
             (on_one_node, lo, f"port {port} .* set MASTER_PORT"),
             ({}, eth77, "GLOO_SOCKET_IFNAME=eth77: no interface 'eth77'"),
-            (address_of_nobody, {}, r"means 127.0.1.1 .* set GLOO_SOCKET_IFNAME"),
         ]
         check_refusals(rows, meet)
 
@@ -54,21 +55,7 @@ def meet_as_srun(rank: int, world_size: int, port: int, job: int) -> tuple[int, 
     env |= {"SLURM_STEP_NUM_TASKS": str(world_size), "SLURM_JOB_ID": str(job)}
     env |= {"SLURM_STEP_TASKS_PER_NODE": str(world_size), "MASTER_PORT": str(port)}
     rendezvous.init_process_group(from_environment(env), "gloo", 20)
-    return sum(all_gather_values(rank, world_size)), listening_addresses()
-
-
-def listening_addresses() -> list[str]:
-    """Addresses (in /proc's hexadecimal) on which this process listens."""
-    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
-    mine = {os.readlink(link) for link in links if os.path.islink(link)}
-    found = []
-    for table in ("tcp", "tcp6"):
-        with open(f"/proc/net/{table}") as lines:
-            for line in lines.readlines()[1:]:
-                fields = line.split()
-                if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:
-                    found.append(fields[1].split(":")[0])
-    return found
+    return sum(all_gather_values(rank, world_size)), list(listening().values())
 
 
 @pytest.mark.multiprocess
@@ -78,6 +65,50 @@ def test_a_one_node_step_listens_on_loopback_only():
     for total, addresses in run_ranks(meet_as_srun, 2, port, 12):
         assert total == 1
         assert set(addresses) == {"0100007F"}  # 127.0.0.1
+
+
+def meet_after_a_stranger(rank: int, world_size: int, folder: Path) -> tuple[str, str]:
+    """Meet again; before rank 1 comes, somebody takes its place and repeats what rank 0 says.
+
+    Which of two ranks connects to the other depends on their ports, so that this is tried again.
+    """
+    dist.destroy_process_group()
+    for attempt in range(32):
+        url = (folder / f"again-{attempt}").as_uri()
+        me = Launch(rank, world_size, rank, world_size, "local", url, "again")
+        store, stranger = rendezvous.meet(me, 20), Parrot()
+        if rank == 0:
+            come = (store, stranger, listening().keys(), range(2 * world_size))
+            threading.Thread(target=come_first, args=come, daemon=True).start()
+        else:
+            store.wait(["somebody has come"])
+        try:
+            rendezvous.init_process_group(me, "gloo", 20, store)
+        except RuntimeError as error:
+            return type(error).__name__, str(error)
+        dist.destroy_process_group()
+    return "", ""
+
+
+def come_first(store: dist.Store, stranger: Parrot, before: Set[int], pairs: range) -> None:
+    """Connect to the next port on which this process listens, and say so."""
+    while not (ports := listening().keys() - before):
+        time.sleep(0.01)
+    for port in ports:
+        stranger.take("127.0.0.1", port, pairs)
+    while not stranger.is_heard():
+        time.sleep(0.01)
+    store.set("somebody has come", "")
+
+
+@pytest.mark.multiprocess
+def test_a_stranger_who_takes_the_place_of_a_rank_is_found_out(tmp_path):
+    """Whoever connected first was the peer, and what it sent was unpickled."""
+    (kind, said), (other_kind, lost) = run_ranks(meet_after_a_stranger, 2, tmp_path)
+    assert kind == "StrangerError"
+    assert "has the place of rank 1" in said
+    assert other_kind == "RuntimeError"
+    assert LOST_PEER.search(lost)
 
 
 COLLECTIVE_SECONDS = 2.0

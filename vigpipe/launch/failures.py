@@ -59,7 +59,7 @@ LOST_PEER = re.compile(
     r"|Operation timed out after|Work timed out|collective operation timed out"
     r"|nccl hit async error"
     r"|replica (\d+ )?was (lost|given up)|another replica has failed|all workers are lost"
-    r"|connectFullMesh failed|store where the ranks have met was lost"
+    r"|gloo cannot connect the ranks|store where the ranks have met was lost"
     r"|[Ww]atchdog caught collective|remote process (exited|has terminated)",
     re.DOTALL,
 )

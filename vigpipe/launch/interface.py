@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from vigpipe.errors import PEER_LOST, InputError
+from vigpipe.errors import PEER_LOST, InputError, StrangerError
 from vigpipe.launch.environment import Launch
 from vigpipe.launch.failures import CAUSE_SECONDS
 from vigpipe.messages import tell
@@ -94,14 +94,15 @@ def told_on_every_host(launch: Launch, host: str, port: int) -> Iterator[None]:
     thread.start()
     try:
         yield
+    except StrangerError:
+        raise
     except RuntimeError as error:
         is_over.set()
         thread.join()
-        if "connectFullMesh" not in str(error):
-            raise
-        store.set(key, "")
+        with contextlib.suppress(RuntimeError):
+            store.set(key, "")
         why = str(error).split(". This is typically")[0].partition("\n")[0]
-        raise RuntimeError(f"{why}; {cure}") from error
+        raise RuntimeError(f"gloo cannot connect the ranks ({why}); {cure}") from error
     finally:
         is_over.set()
 

@@ -15,7 +15,7 @@ from vigpipe.launch.environment import LONG_WAIT_SECONDS, Launch, digest
 from vigpipe.launch.interface import check_chosen, told_on_every_host, use_loopback, use_route
 from vigpipe.launch.secret import agree_on_secret
 from vigpipe.launch.signals import leave_ignored
-from vigpipe.proof import prove_group, signed, use_secret, verified
+from vigpipe.proof import prove_group, use_secret
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -59,17 +59,14 @@ def decide_together(
     store: "Store", launch: Launch, facts: dict[str, Any], decide: Callable[[list[Any]], Any]
 ) -> Any:
     """Return what rank 0 decides from the facts of all ranks, in order; every rank calls this."""
+    from vigpipe.launch.signed_store import SignedStore
 
-    def tell(key: str, value: Any) -> None:
-        store.set(key, signed(key, json.dumps(value)))
-
-    def hear(key: str) -> Any:
-        return json.loads(verified(key, store.get(key)))
-
-    tell(f"fact/{launch.rank}", facts)
+    ours = SignedStore(store)
+    ours.set(f"fact/{launch.rank}", json.dumps(facts))
     if launch.rank == 0:
-        tell("decision", decide([hear(f"fact/{rank}") for rank in range(launch.world_size)]))
-    return hear("decision")
+        of_all = [json.loads(ours.get(f"fact/{rank}")) for rank in range(launch.world_size)]
+        ours.set("decision", json.dumps(decide(of_all)))
+    return json.loads(ours.get("decision"))
 
 
 def init_process_group(
@@ -79,6 +76,8 @@ def init_process_group(
     import torch
     import torch.distributed as dist
 
+    from vigpipe.launch.signed_store import SignedStore
+
     arguments: dict[str, Any] = {"backend": backend, "timeout": timedelta(seconds=timeout_seconds)}
     if "cuda:" in backend:
         # CleanUpOnly of ProcessGroupNCCL: when a peer is lost, end what waits for it, not the rank.
@@ -87,6 +86,8 @@ def init_process_group(
         arguments["device_id"] = torch.device("cuda", torch.cuda.current_device())
     if store is None:
         store = meet(launch, timeout_seconds)
+    if backend == "gloo":  # what NCCL does with a store of Python has not been seen
+        store = SignedStore(store)
     place = {"store": store, "rank": launch.rank, "world_size": launch.world_size}
     with contextlib.ExitStack() as stack:
         if not launch.is_local:

@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch.distributed as dist
 
-from vigpipe.proof import signed, verified
+from vigpipe.launch.signed_store import SignedStore
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,8 +32,7 @@ class StoreLostError(RuntimeError):
 class WatchedStore:
     """A store that several ranks use, as one of them sees it.
 
-    Every method raises StoreLostError once the store is gone, or does not answer in time. Texts are
-    signed where the run has a secret; numbers, which only show signs of life, are not.
+    Every method raises StoreLostError once the store is gone, or does not answer in time.
     """
 
     def __init__(self, store: Any, timeout_seconds: float) -> None:
@@ -44,10 +43,10 @@ class WatchedStore:
             threading.Thread(target=self._watch, args=(port,), daemon=True).start()
 
     def get(self, key: str) -> bytes:
-        return verified(key, self._call(self._store.get, key)).encode()
+        return self._call(self._store.get, key)
 
     def set(self, key: str, value: str) -> None:
-        self._call(self._store.set, key, signed(key, value))
+        self._call(self._store.set, key, value)
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number, which begins with 0, and return the sum."""
@@ -57,9 +56,7 @@ class WatchedStore:
         return self._call(self._store.check, keys)
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        before = signed(key, expected) if expected else ""  # empty: there is none yet
-        found = self._call(self._store.compare_set, key, before, signed(key, desired))
-        return found and verified(key, found).encode()
+        return self._call(self._store.compare_set, key, expected, desired)
 
     def delete_key(self, key: str) -> bool:
         return self._call(self._store.delete_key, key)
@@ -98,9 +95,14 @@ Store = WatchedStore | dist.Store
 
 
 def _port_of(store: Any) -> int | None:
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
-    return store.port if isinstance(store, dist.TCPStore) else None
+    while not isinstance(store, dist.TCPStore):
+        if isinstance(store, dist.PrefixStore):
+            store = store.underlying_store
+        elif isinstance(store, SignedStore):
+            store = store.unsigned
+        else:
+            return None
+    return store.port
 
 
 def _close_connections(port: int) -> None:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from vigpipe.config.replication import OUTLIVING
 from vigpipe.launch.environment import FOLDER_VARIABLE, LONG_WAIT_SECONDS
 from vigpipe.launch.failures import declare_lost
+from vigpipe.launch.signed_store import SignedStore
 from vigpipe.launch.watchdog import ended
 from vigpipe.model.norm import PooledStatistics
 from vigpipe.parallel.agreement import Peers
@@ -83,7 +84,7 @@ def _open_store(world_size: int) -> Any:
     if world_size == 1:
         return dist.HashStore()
     token = broadcast_value(secrets.token_hex(4), world_size)  # torchrun may start ranks again
-    return dist.PrefixStore(token, dist.distributed_c10d._get_default_store())
+    return SignedStore(dist.PrefixStore(token, dist.distributed_c10d._get_default_store()))
 
 
 def _has_ended(team: int, layout: Layout) -> bool:
