@@ -20,7 +20,7 @@ PAGE = Path(__file__).with_name("command-line.md")
 HEAD = """\
 # Command line
 
-`vigpipe VERB` and `python -m vigpipe VERB` are the same; `python -m vigpipe.train` is
+`vigpipe VERB` and `python -P -m vigpipe VERB` are the same; `python -P -m vigpipe.train` is
 `vigpipe train`. `--help` after any verb prints its options; `vigpipe train --help` prints those
 that matter most, and `--help-all` all of them. This page is written by
 `python -m docs.command_line` from the parser itself, and a test compares the two. What compares and

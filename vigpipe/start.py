@@ -101,7 +101,7 @@ def _check_options(
     if config.download and launch.launcher in ("srun", "torchrun"):
         raise InputError(
             f"--download: all {launch.world_size} ranks would fetch at once; fetch before with "
-            "python -m vigpipe.train --data cifar10 --download --steps 1, then leave --download out"
+            "vigpipe train --data cifar10 --download --steps 1, then leave --download out"
         )
     resolved(config)
     if isinstance(config.stages, int):  # otherwise a plan says how many, or what has been measured

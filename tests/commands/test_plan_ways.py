@@ -51,7 +51,7 @@ def test_all_ways_are_told_and_one_is_taken(known, capsys):
     assert cells[2][3:] == ["4.56", "20", "4.0", "80.0", "40"]
     assert "Take mixed: 6.64 s an epoch" in stdout
     assert stdout.rstrip().endswith(
-        "take it with python -m vigpipe.train --model gcn --data sbm:400,4,12,6 --layers 3 --width "
+        "take it with vigpipe train --model gcn --data sbm:400,4,12,6 --layers 3 --width "
         "16 --sampler full --lr 0.5 --shards 2 --split mixed --threads 1"
     )
 

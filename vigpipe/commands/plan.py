@@ -230,7 +230,7 @@ def _described(proposal: Proposal) -> str:
 
 
 def _command(best: Proposal, config: TrainConfig, out: Path) -> str:
-    words = ["python", "-m", "vigpipe.train", "--model", config.model, "--stages", str(out)]
+    words = ["vigpipe", "train", "--model", config.model, "--stages", str(out)]
     words += ["--microbatches", str(best.num_microbatches), "--schedule", best.schedule]
     if best.virtual_stages > 1:
         words += ["--virtual-stages", str(best.virtual_stages)]

@@ -82,7 +82,7 @@ def command(best: Outcome, measured: Measured, config: PlanConfig) -> str:
     """Return the command that trains in the way to take, with the threads that measured it."""
     chosen = best.way.options.split()
     left_out = {*CHOSEN, *UNUSED, "microbatches", "model", "data", "out", "config", "threads"}
-    words = ["python", "-m", "vigpipe.train", "--model", config.model, "--data", config.data]
+    words = ["vigpipe", "train", "--model", config.model, "--data", config.data]
     for name, value in given(config).items():
         if not (name in left_out or flag(name) in chosen):
             words += as_given(name, value).split(" ", 1)
