@@ -48,6 +48,7 @@ OTHERS = {
     "export": "tests/slurm",
     "python -m examples.digits": "below",
     "python -m vigpipe.model.table": "tests/model/test_table.py",
+    "slurm/hosts.sh": "tests/slurm",
     "slurm/local.sh": "tests/slurm",
     "uv pip compile": "by hand",
 }
@@ -114,7 +115,7 @@ def arguments(command):
         verb = ["benchmarks", "study"] if "study" in words[script] else ["train"]
         return [*verb, *words[script + 1 :]]
     if words[0] in ("srun", "torchrun"):
-        starts = ("python", "-m")
+        starts = ("python", "-m", "vigpipe")
         words = words[next(i for i, word in enumerate(words) if i and word in starts) :]
     while words[0] in ("python", ".venv/bin/python", "-m"):
         words = words[1:]

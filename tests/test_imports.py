@@ -145,5 +145,5 @@ def test_forked_ranks_have_inherited_what_is_slow_to_import(tmp_path):
     assert len(told) == 2
     for modules in told:
         own = {name for name in modules if name.startswith("vigpipe.")}
-        assert own <= {"vigpipe.launch.rendezvous"}
+        assert own <= {f"vigpipe.launch.{name}" for name in ("rendezvous", "interface", "secret")}
         assert tops(modules) & {"torch", "torchvision", "timm", "cyclopts"} == set()
