@@ -27,6 +27,8 @@ settings.load_profile("steady")
 # Before torch is imported, here and by all that is started from here. Threads of OpenMP spin while
 # they wait, by default: two runs of two threads on two cores took eight times as long as one.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Workers and ranks have many threads one after the other, and glibc keeps memory for each.
+os.environ.setdefault("MALLOC_ARENA_MAX", "2")
 
 # A shell lets its background jobs ignore Ctrl-C, which tests send to themselves.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -124,9 +124,9 @@ def test_two_ranks_measure_and_their_command_trains(here):
     command = ["-m", "vigpipe", "plan", *GRAPH, "--ranks", "2", "--threads", "1", "--out", "x.json"]
     done = run_command([sys.executable, *command], {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
-    words = shlex.split(done.stdout.splitlines()[-1].split("take it with python ")[1])
+    words = shlex.split(done.stdout.splitlines()[-1].split("take it with vigpipe ")[1])
     assert json.loads((here / "x.json").read_text())["links"]["num_ranks"] == 2
-    again = [sys.executable, *words, "--steps", "1", "--out", "run"]
+    again = [sys.executable, "-m", "vigpipe", *words, "--steps", "1", "--out", "run"]
     trained = run_command(again, {"OMP_NUM_THREADS": "1"})
     assert trained.returncode == 0, trained.stderr
     assert os.path.exists("run/summary.json")

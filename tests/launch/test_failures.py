@@ -1,6 +1,7 @@
 """Which failure is told, by whom, and with which exit code."""
 
 import json
+import os
 import socket
 import time
 
@@ -33,7 +34,8 @@ def run(error, launch=ALONE, folders=()):
 
 
 def record(folder, **facts):
-    facts = {"rank": 0, "job": "job", "time": time.time(), "kind": "own", "code": 1} | facts
+    of_any = {"rank": 0, "host": "here", "job": "job", "time": time.time(), "message": "it broke"}
+    facts = {**of_any, "kind": "own", "code": 1, **facts}
     (folder / f"failed-rank{facts['rank']}.json").write_text(json.dumps(facts))
 
 
@@ -138,10 +140,17 @@ def test_a_folder_that_cannot_be_written_does_not_hide_the_failure(tmp_path, cap
 def test_records_that_are_not_ours_are_passed_over(tmp_path):
     (tmp_path / "failed-rank0.json").write_text("{half of")
     (tmp_path / "failed-rank1.json").write_text("[]")
+    (tmp_path / "failed-rank4.json").write_text(100_000 * "[")
+    os.mkfifo(tmp_path / "failed-rank5.json")
     record(tmp_path, rank=3, time=2.0)
     record(tmp_path, rank=2, time=1.0)
     assert [r["rank"] for r in failures.read_failures(tmp_path, "job")] == [2, 3]
     assert failures.read_failures(tmp_path / "missing", "job") == []
+    before = set(os.listdir(tmp_path))
+    failures.remove_records(tmp_path, 0)
+    assert set(os.listdir(tmp_path)) == before - {"failed-rank2.json", "failed-rank3.json"}
+    assert run(InputError("no"), RANK_1, [tmp_path]) == 2
+    assert (tmp_path / "failed-rank1.json").read_text() == "[]"
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_outcome(exit_codes, records, code, told, tmp_path, capsys):
     for rank, kind in records.items():
         kind, _, own_code = kind.partition(" ") if kind.startswith("own") else (kind, "", "")
         record = {"rank": rank, "kind": kind, "code": int(own_code or 70), "message": "closed"}
-        record |= {"job": tmp_path.name, "time": 1.0}
+        record |= {"job": tmp_path.name, "host": "here", "time": 1.0}
         record_file(tmp_path, rank).write_text(json.dumps(record))
     for rank in range(4):
         note_met(tmp_path, rank)

@@ -6,7 +6,10 @@ import signal
 import subprocess
 import sys
 
-from vigpipe.run.folder import LOCK, is_locked, lock
+import pytest
+
+from vigpipe.errors import InputError
+from vigpipe.run.folder import LOCK, is_locked, lock, make_output_folder
 
 
 def test_a_folder_is_locked_for_as_long_as_its_process_lives(tmp_path):
@@ -43,3 +46,23 @@ def test_a_reader_without_the_right_to_write_sees_the_lock_and_a_pipe_is_not_wai
     path.unlink()
     os.mkfifo(path)
     assert not is_locked(tmp_path)
+
+
+def test_a_file_of_the_lock_s_name_that_no_run_has_made_stays_as_it_is(tmp_path):
+    path, other = tmp_path / LOCK, tmp_path / "other"
+    path.write_text("mine")
+    with pytest.raises(InputError, match=r"a file \.lock that no run has made"):
+        lock(tmp_path)
+    assert path.read_text() == "mine"
+    path.unlink()
+    other.write_text("process 1 on here")
+    path.symlink_to(other)
+    with pytest.raises(InputError, match=r"\.lock: cannot be written"):
+        lock(tmp_path)
+    assert other.read_text() == "process 1 on here"
+
+
+def test_to_try_a_folder_leaves_all_that_is_in_it(tmp_path):
+    (tmp_path / ".writable").write_text("mine")
+    make_output_folder(tmp_path, ["config.toml"])
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]

@@ -13,6 +13,7 @@ and at most a hidden folder, which the next run removes. No collective is called
 
 import contextlib
 import json
+import re
 import shutil
 import threading
 import time
@@ -29,6 +30,8 @@ from vigpipe.files.atomic import sync, write_atomically
 from vigpipe.run.folder import CHECKPOINTS
 
 POLL_SECONDS = 0.02
+# Folders that runs leave incomplete when they die; others' are none of our business.
+_LEFT = re.compile(rf"\.(old-)?step-[0-9]+-\w+|{re.escape(PREFIX)}([0-9]+-)?\w+")
 
 
 class Saver:
@@ -155,10 +158,9 @@ class Saver:
 
     def _sweep(self) -> None:
         """Remove what runs that died have left incomplete."""
-        for prefix in (".step-", ".old-", PREFIX):
-            for folder in self.folder.glob(f"{prefix}*"):
-                if not folder.name.endswith(self.token):
-                    shutil.rmtree(folder, ignore_errors=True)
+        for folder in self.folder.glob(".*"):
+            if _LEFT.fullmatch(folder.name) and not folder.name.endswith(self.token):
+                shutil.rmtree(folder, ignore_errors=True)  # not through a link
 
 
 def rank_file_name(pipeline_rank: int, replica_index: int) -> str:

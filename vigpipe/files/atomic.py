@@ -1,7 +1,16 @@
-"""Write files atomically: a crash leaves the old file or the new one, never half of it."""
+"""Write files and folders whole or not at all, and nothing of others: under a name drawn by chance.
+
+A crash leaves the old file or the new one, never half of it, and at most a hidden file beside it,
+which the next writer there removes. Whoever may write in the folder can put a link or a pipe under
+a name that he can guess.
+"""
 
 import contextlib
+import fcntl
 import os
+import re
+import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,18 +18,74 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_PARTIAL = re.compile(r"\.vigpipe-[0-9a-f]{16}\.partial")
+_swept: set[Path] = set()  # folders where this process has looked for what others have left
+
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a hidden file to write: it replaces `path` at the end, or goes after an exception."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
+    partial = _new_name(path)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(partial, flags, 0o666)
+    with _given_name(partial, path, descriptor):
         yield partial
+
+
+@contextlib.contextmanager
+def making(folder: Path) -> Iterator[Path]:
+    """Yield a hidden folder: it gets its name, which is free, at the end, or goes."""
+    partial = _new_name(folder)
+    partial.mkdir()
+    with _given_name(partial, folder, os.open(partial, os.O_RDONLY | os.O_CLOEXEC)):
+        yield partial
+
+
+def _new_name(path: Path) -> Path:
+    """Draw a name beside a path, and remove what writers that were killed have left there."""
+    folder = path.parent
+    if folder not in _swept:
+        _swept.add(folder)
+        with contextlib.suppress(OSError):
+            left = [entry.path for entry in os.scandir(folder) if _PARTIAL.fullmatch(entry.name)]
+            for name in left:
+                _remove_if_left(name)
+    return folder / f".vigpipe-{secrets.token_hex(8)}.partial"
+
+
+@contextlib.contextmanager
+def _given_name(partial: Path, path: Path, descriptor: int) -> Iterator[None]:
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # its writer lives
+        yield
         partial.replace(path)
     except BaseException:
-        with contextlib.suppress(OSError):
-            partial.unlink()
+        _remove(partial)
         raise
+    finally:
+        os.close(descriptor)
+
+
+def _remove_if_left(partial: str) -> None:
+    """Remove a hidden file or folder if it is this user's, and its writer lives no more."""
+    with contextlib.suppress(OSError):
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(partial, flags)  # also a folder, which `open` refuses
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_uid == os.geteuid():
+                _remove(Path(partial))
+        finally:
+            os.close(descriptor)
+
+
+def _remove(partial: Path) -> None:
+    with contextlib.suppress(OSError):
+        if partial.is_dir():
+            shutil.rmtree(partial)
+        else:
+            partial.unlink()
 
 
 def sync(path: Path) -> None:

@@ -1,7 +1,10 @@
 """The folder for what can be made again: compiled operators, and where images are in archives."""
 
+import contextlib
 import os
 from pathlib import Path
+
+INDUCTOR_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # where torch keeps code that it has compiled
 
 
 def cache_folder() -> Path:
@@ -15,6 +18,21 @@ def cache_folder() -> Path:
             "yourself (chown, chmod 700), or name another in VIGPIPE_CACHE"
         )
     return folder
+
+
+def inductor_folder(kind: str = "") -> str:
+    """Return the folder for code that torch compiles on one kind of processor, or raise OSError."""
+    return str(cache_folder() / f"inductor{kind and '-'}{kind}")
+
+
+def hide_inductor_folder() -> None:
+    """Let torch make its folder in the cache unless the user has named one; before it is imported.
+
+    To import its pipelining makes one, by default $TMPDIR/torchinductor_USER, which anybody can
+    have made before.
+    """
+    with contextlib.suppress(OSError):  # there is no cache
+        os.environ.setdefault(INDUCTOR_VARIABLE, inductor_folder())
 
 
 def _base() -> Path:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+
 
 def as_line(row: Mapping[str, Any]) -> bytes:
     """Return a row as it stands in a file."""
@@ -21,7 +23,7 @@ class RowsFile:
         self._open()
 
     def _open(self) -> None:
-        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        self._file = os.open(self._path, _FLAGS, 0o666)
 
     def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append rows; the kernel has them when this returns. A closed file is opened again."""
@@ -46,6 +48,6 @@ class RowsFile:
         """Close the file, with the rows that are left."""
         self.close()
         if self._unwritten:
-            with self._path.open("ab") as file:
+            with open(os.open(self._path, _FLAGS, 0o666), "ab") as file:
                 file.write(self._unwritten)
             self._unwritten = b""

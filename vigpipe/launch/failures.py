@@ -34,6 +34,7 @@ from vigpipe.errors import (
 )
 from vigpipe.files.atomic import write_atomically
 from vigpipe.files.names import escaped
+from vigpipe.files.untrusted import read_json
 from vigpipe.launch.environment import (
     FOLDER_VARIABLE,
     LAUNCHER_VARIABLE,
@@ -46,6 +47,8 @@ from vigpipe.messages import line, tell
 
 # Ranks that have stopped with a checkpoint leave this file in start_local's folder.
 SAVED_FILE = "saved"
+_RECORD_KEYS = {"rank", "host", "job", "code", "kind", "message", "time"}
+_MOST_RECORD_BYTES = 1 << 20
 UNEXPECTED = 1  # Python's own code for an exception nobody caught
 CAUSE_SECONDS = 2.0  # how long a rank waits for another rank to record the cause
 
@@ -99,8 +102,7 @@ def run_rank(
         write_atomically(pid_file(private[0], launch.rank), str(os.getpid()))
         die_with(int(os.environ[LAUNCHER_VARIABLE]))
     for folder in (*failures, *private):
-        with contextlib.suppress(OSError):
-            record_file(folder, launch.rank).unlink()  # an earlier run may have left it
+        _remove_record(record_file(folder, launch.rank))  # an earlier run may have left it
     try:
         code = work()
         if code in (SAVED, INTERRUPTED):
@@ -146,8 +148,25 @@ def remove_records(folder: Path, first_rank: int) -> None:
     for path in folder.glob("failed-rank*.json"):
         rank = re.fullmatch(r"failed-rank([0-9]+)\.json", path.name)
         if rank and int(rank[1]) >= first_rank:
-            with contextlib.suppress(OSError):
-                path.unlink()
+            _remove_record(path)
+
+
+def _remove_record(path: Path) -> None:
+    """Remove a record of a run, and nothing else of this name."""
+    if _read_record(path) is not None:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _read_record(path: Path) -> dict[str, Any] | None:
+    """Return a record; None if it is damaged, or somebody else's file."""
+    try:
+        record = read_json(path, _MOST_RECORD_BYTES)
+    except InputError:
+        return None
+    if path.is_symlink() or not isinstance(record, dict) or not record.keys() >= _RECORD_KEYS:
+        return None
+    return record if isinstance(record["time"], float) else None
 
 
 def pid_file(folder: Path, rank: int) -> Path:
@@ -224,12 +243,8 @@ def no_room(error: BaseException) -> str:
 
 def read_failures(folder: Path, run_id: str, since: float = 0.0) -> list[dict[str, Any]]:
     """Read the failures of one run since a time, earliest first; damaged ones are left out."""
-    records = []
-    for path in folder.glob("failed-rank*.json"):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            record = json.loads(path.read_text())
-            if isinstance(record, dict) and record["job"] == run_id and record["time"] >= since:
-                records.append(record)
+    found = map(_read_record, folder.glob("failed-rank*.json"))
+    records = [r for r in found if r and r["job"] == run_id and r["time"] >= since]
     return sorted(records, key=lambda record: record["time"])
 
 
@@ -318,7 +333,9 @@ def _record(launch: Launch, folders: Sequence[Path], **facts: Any) -> None:
         with contextlib.suppress(OSError):  # a full disk must not hide the failure itself
             folder.mkdir(parents=True, exist_ok=True)
             text = json.dumps({**record, "time": time.time()}, indent=1)
-            write_atomically(record_file(folder, launch.rank), text)
+            path = record_file(folder, launch.rank)
+            if not os.path.lexists(path) or _read_record(path) is not None:
+                write_atomically(path, text)
 
 
 def _appears(

@@ -8,12 +8,11 @@ from functools import partial
 from typing import Any
 
 from vigpipe.errors import InputError
-from vigpipe.files.cache import cache_folder
+from vigpipe.files.cache import INDUCTOR_VARIABLE, hide_inductor_folder, inductor_folder
 from vigpipe.model.staged import StagedModel
 from vigpipe.ops.compiler import processor
 
 _GRAPHS_PER_BLOCK = 8  # torch's own limit for a function: training, evaluation, sizes of batches
-_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # torch itself sets it to its default folder
 
 
 def compile_blocks(model: StagedModel, **options: Any) -> None:
@@ -24,6 +23,7 @@ def compile_blocks(model: StagedModel, **options: Any) -> None:
     and run uncompiled. That limit, which holds for the whole process, is therefore raised to 8 for
     each block, and a call that exceeds it raises InputError.
     """
+    hide_inductor_folder()
     # This import takes 2 s, so it is left to those who compile.
     from torch._dynamo import config
     from torch._dynamo.exc import FailOnRecompileLimitHit as Limit
@@ -48,11 +48,11 @@ def _keep_for_later_runs() -> None:
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-    if os.environ.get(_CACHE_VARIABLE, default_cache_dir()) != default_cache_dir():
-        return  # the user has named a folder
     with suppress(OSError):  # raised where there is no cache
-        kind = hashlib.sha256(processor()).hexdigest()[:16]
-        os.environ[_CACHE_VARIABLE] = str(cache_folder() / f"inductor-{kind}")
+        by_default = {None, default_cache_dir(), inductor_folder()}  # torch sets it itself
+        if os.environ.get(INDUCTOR_VARIABLE) in by_default:  # else the user has named a folder
+            kind = hashlib.sha256(processor()).hexdigest()[:16]
+            os.environ[INDUCTOR_VARIABLE] = inductor_folder(kind)
 
 
 def _call(

@@ -17,9 +17,12 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch.distributed import P2POp
-from torch.distributed.pipelining import PipelineStage
 
+from vigpipe.files.cache import hide_inductor_folder
 from vigpipe.spans import SpanKind
+
+hide_inductor_folder()
+from torch.distributed.pipelining import PipelineStage  # noqa: E402 - which would make it
 
 
 class Watcher(Protocol):

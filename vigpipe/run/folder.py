@@ -5,6 +5,8 @@ import fcntl
 import itertools
 import os
 import platform
+import re
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,20 +48,24 @@ def make_output_folder(
         if not goes_on:
             check_new_names(folder, names, f"choose another folder{advice}")
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".writable"
-        probe.touch()
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=folder):  # whether there can be one
+            pass
     return folder
 
 
 def lock(folder: Path) -> None:
     """Keep other runs out of a folder until this process ends; InputError if one is there."""
-    path = folder / LOCK
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with told_if_unwritable(f"--out {folder}: {LOCK}", "choose another folder"):
+        descriptor = os.open(folder / LOCK, flags, 0o666)
+        holder = os.read(descriptor, 300).decode("utf-8", "replace").strip()
+    if holder and not re.fullmatch(r"process [0-9]+ on \S*", holder):
+        raise InputError(
+            f"--out {folder}: has a file {LOCK} that no run has made; choose another folder"
+        )
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.read(descriptor, 200).decode("utf-8", "replace").strip()
         raise InputError(
             f"--out {folder}: another run is writing to it ({holder}); wait for its end, or choose "
             "another folder"

@@ -105,7 +105,7 @@ def test_nothing_is_left_of_a_folder_that_cannot_be_written(tmp_path, monkeypatc
 
 
 def test_what_an_attempt_that_was_killed_has_left_is_replaced(tmp_path):
-    partial = tmp_path / ".folder.partial" / "edges"
+    partial = tmp_path / f".vigpipe-{16 * 'a'}.partial" / "edges"
     partial.mkdir(parents=True)
     (partial / "00009.safetensors").write_text("old")
     write(tmp_path / "folder")

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from safetensors.numpy import save_file
 from scipy.sparse import csr_array
 
 from vigpipe.errors import InputError
+from vigpipe.files.atomic import making
 from vigpipe.files.names import escaped
 from vigpipe.files.outputs import check_new_folder
 from vigpipe.files.untrusted import file_digest
@@ -83,17 +83,12 @@ def write_folder(
 @contextmanager
 def _whole_or_not_at_all(folder: Path) -> Iterator[Path]:
     """Yield a hidden folder, which is renamed to `folder` at the end; an error leaves nothing."""
-    partial = folder.with_name(f".{folder.name}.partial")
     try:
-        shutil.rmtree(partial, ignore_errors=True)  # an attempt that was killed may have left it
-        partial.mkdir()
-        yield partial
-        partial.rename(folder)
+        with making(folder) as partial:
+            yield partial
     except (OSError, SafetensorError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{folder}: cannot be written ({why})") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _write_arrays(
