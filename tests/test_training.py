@@ -398,8 +398,10 @@ def test_an_unreadable_image_ends_all_ranks_with_its_path_told_once(layout, pict
 
 
 def test_a_run_removes_the_failures_of_an_earlier_one_with_more_ranks(tmp_path):
+    record = {"host": "here", "job": "x", "code": 1, "kind": "own", "message": "no", "time": 1.0}
     for rank in (0, 3):
-        (tmp_path / f"failed-rank{rank}.json").write_text('{"kind": "own"}')
+        text = json.dumps({"rank": rank, **record})
+        (tmp_path / f"failed-rank{rank}.json").write_text(text)
     options = ["--data", "fake", "--image-size", "8", "--batch-size", "20", "--steps", "1"]
     assert main(["train", *options, "--threads", "1", "--out", str(tmp_path)]) == 0
     assert list(tmp_path.glob("failed-rank*.json")) == []

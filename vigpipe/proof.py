@@ -1,8 +1,7 @@
 """Prove that the ranks of a run know its secret: to one another, and in what they read of a store.
 
 Any user of a host may connect to a rank before its peer does, and list and write the store where
-ranks meet. A stranger who takes the place of a rank, or writes what ranks decide, is noticed here.
-One who hands on the words of two ranks to one another is not: see SECURITY.md.
+ranks meet. A stranger who takes the place of a rank, or writes what ranks read there, is noticed.
 """
 
 import hmac

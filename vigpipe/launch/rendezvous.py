@@ -136,6 +136,8 @@ def _joined(store: Any, launch: Launch) -> Any:
     """Return the section of the store that only this run can use, once all its ranks are there."""
     import torch.distributed as dist
 
+    from vigpipe.launch.signed_store import SignedStore
+
     if launch.launcher != "torchrun":  # its store is its own, and the same one after a restart
         run_digest = digest(launch.run_id)
         if launch.rank == 0:
@@ -148,9 +150,9 @@ def _joined(store: Any, launch: Launch) -> Any:
     run_store = dist.PrefixStore(launch.run_id, store)
     run_store.set(f"here/{launch.rank}", "")
     run_store.wait([f"here/{rank}" for rank in range(launch.world_size)])
-    if not launch.is_local:
-        use_route(run_store, launch, _meeting_place(launch)[0])
     use_secret(agree_on_secret(run_store, launch))
+    if not launch.is_local:
+        use_route(SignedStore(run_store), launch, _meeting_place(launch)[0])
     return run_store
 
 

@@ -117,7 +117,8 @@ def _new_file(folder: Path) -> Iterator[tuple[str, bytes]]:
             file.write(secret)
         yield path.name, secret
     finally:
-        path.unlink()
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def _read(folder: Path, name: str) -> bytes:
