@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,20 +25,37 @@ _swept: set[Path] = set()  # folders where this process has looked for what othe
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a hidden file to write: it replaces `path` at the end, or goes after an exception."""
-    partial = _new_name(path)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(partial, flags, 0o666)
-    with _given_name(partial, path, descriptor):
+    with _given_name(*_locked(path, _new_file), path) as partial:
         yield partial
 
 
 @contextlib.contextmanager
 def making(folder: Path) -> Iterator[Path]:
     """Yield a hidden folder: it gets its name, which is free, at the end, or goes."""
-    partial = _new_name(folder)
-    partial.mkdir()
-    with _given_name(partial, folder, os.open(partial, os.O_RDONLY | os.O_CLOEXEC)):
+    with _given_name(*_locked(folder, _new_folder), folder) as partial:
         yield partial
+
+
+def _new_file(partial: Path) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(partial, flags, 0o666)
+
+
+def _new_folder(partial: Path) -> int:
+    partial.mkdir()
+    return os.open(partial, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _locked(path: Path, make: Callable[[Path], int]) -> tuple[Path, int]:
+    """Make something hidden beside a path, with a lock for as long as its descriptor is open."""
+    while True:
+        partial = _new_name(path)
+        descriptor = make(partial)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if partial.exists():
+            return partial, descriptor
+        os.close(descriptor)  # a sweeper has been quicker
 
 
 def _new_name(path: Path) -> Path:
@@ -54,11 +71,9 @@ def _new_name(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _given_name(partial: Path, path: Path, descriptor: int) -> Iterator[None]:
+def _given_name(partial: Path, descriptor: int, path: Path) -> Iterator[Path]:
     try:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # its writer lives
-        yield
+        yield partial
         partial.replace(path)
     except BaseException:
         _remove(partial)

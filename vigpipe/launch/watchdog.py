@@ -21,16 +21,21 @@ class Watchdog:
     def __init__(self) -> None:
         self._spent_ticks: dict[int, int] = {}
         self._last_work: dict[int, float] = {}  # when the spent ticks of a rank last grew
+        self._looked = 0.0
 
     def find_frozen(self, pids: Mapping[int, int]) -> set[int]:
         """Return the ranks that are stopped, or have not worked for FROZEN_SECONDS."""
         frozen: set[int] = set()
+        now = time.monotonic()
+        if now - self._looked > FROZEN_SECONDS / 3:  # nothing ran here meanwhile, perhaps no rank
+            self._last_work = dict.fromkeys(pids, now)
+        self._looked = now
         for rank, pid in pids.items():
             state, ticks = _state_and_ticks(pid)
             if ticks > self._spent_ticks.get(rank, -1) or state == "D":  # waits for a disk
-                self._spent_ticks[rank], self._last_work[rank] = ticks, time.monotonic()
+                self._spent_ticks[rank], self._last_work[rank] = ticks, now
             # A process that was stopped ("T") will not continue.
-            if state == "T" or time.monotonic() - self._last_work[rank] > FROZEN_SECONDS:
+            if state == "T" or now - self._last_work[rank] > FROZEN_SECONDS:
                 frozen.add(rank)
         return frozen
 
