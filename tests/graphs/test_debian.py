@@ -4,6 +4,7 @@ import bz2
 import gzip
 import hashlib
 import lzma
+import os
 import shutil
 import subprocess
 
@@ -91,6 +92,26 @@ def test_what_is_no_list_is_one_sentence(ending, tmp_path, monkeypatch):
     monkeypatch.setattr(debian, "_APT", "/bin/false")
     with pytest.raises(InputError, match="run apt-get update"):
         read_packages(tmp_path)
+
+
+def test_a_pipe_a_device_and_a_list_without_end_are_one_sentence(tmp_path, monkeypatch):
+    path = tmp_path / NAME
+
+    def pipe():
+        os.mkfifo(path)
+
+    for make in (pipe, lambda: path.symlink_to("/dev/zero"), path.mkdir):
+        make()
+        with pytest.raises(InputError, match="is not a regular file"):
+            read_packages(tmp_path)
+        path.rmdir() if path.is_dir() else path.unlink()
+    monkeypatch.setattr(debian, "_MOST_BYTES", 1 << 20)
+    for ending, pack in [("", bytes), *PACKED]:
+        large = tmp_path / f"{NAME}{ending}"
+        large.write_bytes(pack(bytes(1 << 21)))
+        with pytest.raises(InputError, match="unpacks to more than 1048576 bytes"):
+            read_packages(tmp_path)
+        large.unlink()
 
 
 def distribution(num_packages=600):

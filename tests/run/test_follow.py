@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from vigpipe.run.follow import RowFollower, last_step
+from vigpipe.run.follow import RowFollower, last_step, parse_rows
 
 
 def line(step, try_=0):
@@ -43,6 +43,12 @@ def test_rows_come_as_they_are_written_and_a_torn_line_waits(path):
     assert follower.read_new() == []
 
 
+def test_a_pipe_in_the_place_of_the_file_is_not_waited_for(path):
+    os.mkfifo(path)
+    assert RowFollower(path).read_new() == []
+    assert last_step(path.parent) == 0
+
+
 def test_rows_of_an_earlier_run_are_not_new(path):
     append(path, line(1) + line(2) + line(3))
     follower = RowFollower(path)
@@ -61,6 +67,13 @@ def test_a_run_that_starts_again_tells_only_what_it_does_anew(path):
     assert steps(follower.read_new()) == [(2, 1), (3, 1)]
     append(path, line(4, try_=1))
     assert steps(follower.read_new()) == [(4, 1)]
+
+
+def test_a_row_that_nests_too_deep_is_no_row(path):
+    append(path, line(1) + 100_000 * "[" + "\n")
+    assert last_step(path.parent) == 0  # as the whole line is not among what is looked at
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parse_rows(path.read_bytes())
 
 
 def test_the_last_step_is_told_also_while_its_line_is_written(path):

@@ -15,6 +15,14 @@ def as_line(row: Mapping[str, Any]) -> bytes:
     return json.dumps(row).encode() + b"\n"
 
 
+def parse_row(line: bytes) -> Any:
+    """Return what stands in a line of such a file, or raise ValueError."""
+    try:
+        return json.loads(line)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
 class RowsFile:
     """A file of rows that grows; those that an OSError refuses are kept, and written later."""
 

@@ -6,6 +6,7 @@ Policy Manual, chapters 5 and 7; `man deb822`.
 """
 
 import bz2
+import contextlib
 import gzip
 import hashlib
 import lzma
@@ -13,29 +14,26 @@ import re
 import subprocess
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
 from vigpipe.errors import InputError
 from vigpipe.files.names import escaped
+from vigpipe.files.untrusted import opened
 from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST, TRAIN, VALIDATION
 
 LISTS = Path("/var/lib/apt/lists")
 LEAST_IN_CLASS = 100  # a section with fewer packages is no class
 NUM_FEATURES = 512
 _PATTERN = "*_Packages*"
-# Lists with other endings are decompressed by apt itself.
-_DECOMPRESS: dict[str, Callable[[bytes], bytes]] = {
-    "": bytes,
-    ".gz": gzip.decompress,
-    ".xz": lzma.decompress,
-    ".bz2": bz2.decompress,
-}
+_MODULES: dict[str, Any] = {".gz": gzip, ".xz": lzma, ".bz2": bz2}  # apt reads its own endings
+_MOST_BYTES = 1 << 30  # of a list; Debian's largest has 60 MB
 _DAMAGED = (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error)
 _APT = "/usr/lib/apt/apt-helper"
 _APTS_OWN = (".lz4", ".zst")
@@ -66,7 +64,7 @@ def read_packages(folder: Path) -> dict[str, Package]:
     """
     packages: dict[str, Package] = {}
     for path in sorted(folder.glob(_PATTERN)):
-        if _ending(path) not in (*_DECOMPRESS, *_APTS_OWN):
+        if _ending(path) not in ("", *_MODULES, *_APTS_OWN):
             continue
         for stanza in _read(path).split("\n\n"):
             fields = dict(_FIELD.findall(stanza))
@@ -86,16 +84,35 @@ def _ending(path: Path) -> str:
 
 def _read(path: Path) -> str:
     try:
-        if _ending(path) in _DECOMPRESS:
-            content = _DECOMPRESS[_ending(path)](path.read_bytes())
-        else:
-            done = subprocess.run([_APT, "cat-file", path], capture_output=True, check=True)
-            content = done.stdout
-    except (*_DAMAGED, subprocess.CalledProcessError) as error:
+        with opened(path) as packed, _unpacked(path, packed) as file:
+            content = file.read(_MOST_BYTES + 1)
+    except _DAMAGED as error:
         raise InputError(
             f"{path}: cannot be decompressed ({escaped(str(error))}); run apt-get update"
         ) from error
+    if len(content) > _MOST_BYTES:
+        raise InputError(f"{path}: unpacks to more than {_MOST_BYTES} bytes; run apt-get update")
     return content.decode(errors="replace")
+
+
+@contextlib.contextmanager
+def _unpacked(path: Path, packed: IO[bytes]) -> Iterator[IO[bytes]]:
+    """Yield what unpacks an open file as it is read: a module of Python's, or apt."""
+    if (module := _MODULES.get(_ending(path))) is not None:
+        with module.open(packed) as file:
+            yield file
+        return
+    if not _ending(path):
+        yield packed
+        return
+    with subprocess.Popen(
+        [_APT, "cat-file", path], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as apt:
+        assert apt.stdout is not None
+        yield apt.stdout
+        apt.kill()  # of a list that is too large, not all was read
+    if apt.returncode > 0:
+        raise OSError(f"{_APT} ended with {apt.returncode}")
 
 
 def _package(fields: Mapping[str, str]) -> Package:

@@ -8,7 +8,6 @@ Rows are written when all replicas rest, with the checkpoint that they lead to.
 """
 
 import contextlib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ import torch
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import replacing
 from vigpipe.files.outputs import told_if_unwritable
-from vigpipe.files.rows import RowsFile
+from vigpipe.files.rows import RowsFile, parse_row
 from vigpipe.files.untrusted import MOST_ROWS, read_bytes
 from vigpipe.replication.own_steps import make_rules
 from vigpipe.replication.promises import check_promises
@@ -90,7 +89,7 @@ def recorded_replicas(folder: Path) -> int | None:
         return None
     first = read_bytes(path, MOST_ROWS).partition(b"\n")[0]
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        number = json.loads(first)["start"]["replicas"]
+        number = parse_row(first)["start"]["replicas"]
         return number if isinstance(number, int) and number > 0 else None
     return None
 
@@ -107,8 +106,8 @@ def read_events(folder: Path, run: Run, num_threads: int | None = None) -> list[
     num_starts = 0
     for line in read_bytes(path, MOST_ROWS).splitlines():
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
+            row = parse_row(line)
+        except ValueError:
             row = None
         if not isinstance(row, dict):
             raise InputError(f"{path}: {line[:60]!r} is no event; give a run whose record is whole")

@@ -1,18 +1,20 @@
 """Follow metrics.jsonl while another process writes it."""
 
 import contextlib
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from vigpipe.errors import InputError
+from vigpipe.files.rows import parse_row
+from vigpipe.files.untrusted import opened
 from vigpipe.run.folder import METRICS
 
 
 def parse_rows(content: bytes) -> list[dict[str, Any]]:
     """Parse the complete lines of metrics.jsonl."""
-    return [json.loads(line) for line in content[: content.rfind(b"\n") + 1].splitlines()]
+    return [parse_row(line) for line in content[: content.rfind(b"\n") + 1].splitlines()]
 
 
 def step_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -36,13 +38,13 @@ class RowFollower:
     def read_new(self) -> list[dict[str, Any]]:
         """Return the rows written since the last call; a line that is not complete waits."""
         try:
-            with self._path.open("rb") as file:
+            with opened(self._path) as file:
                 inode = os.fstat(file.fileno()).st_ino
                 if inode != self._inode:
                     self._inode, self._num_read, self._next_line = inode, 0, 0
                 file.seek(self._num_read)
                 content = file.read()
-        except FileNotFoundError:
+        except InputError:  # there is none, or somebody else's, which the run refuses
             return []
         lines = content[: content.rfind(b"\n") + 1].splitlines(keepends=True)
         self._num_read += sum(map(len, lines))
@@ -59,15 +61,15 @@ class RowFollower:
 def last_step(folder: Path) -> int:
     """Return the last step in metrics.jsonl; 0 before there is one."""
     try:
-        with (folder / METRICS).open("rb") as file:
+        with opened(folder / METRICS) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - 2000))
             lines = file.read().splitlines()[1 if size > 2000 else 0 :]
-    except OSError:
+    except (OSError, InputError):
         return 0
     for line in reversed(lines):
         with contextlib.suppress(ValueError):
-            row = json.loads(line)
+            row = parse_row(line)
             if "step" in row and "event" not in row:
                 return row["step"]
     return 0

@@ -12,7 +12,7 @@ from vigpipe.config.choices import Track
 from vigpipe.files.atomic import write_atomically
 from vigpipe.files.names import escaped
 from vigpipe.files.outputs import told_if_unwritable
-from vigpipe.files.rows import RowsFile
+from vigpipe.files.rows import RowsFile, parse_row
 from vigpipe.job.rows import samples_in
 from vigpipe.replication.course import Course
 from vigpipe.replication.strategy import Pushed
@@ -179,7 +179,7 @@ def _rows_up_to(content: bytes, last_step: int | None) -> Iterator[tuple[bytes, 
     """Yield the whole lines of metrics.jsonl with their rows, up to a step and its evaluation."""
     for line in content.splitlines(keepends=True):
         try:
-            row = json.loads(line) if line.endswith(b"\n") else None
+            row = parse_row(line) if line.endswith(b"\n") else None
         except ValueError:
             row = None
         if not isinstance(row, dict):
