@@ -86,6 +86,8 @@ def _read(path: Path) -> str:
     try:
         with opened(path) as packed, _unpacked(path, packed) as file:
             content = file.read(_MOST_BYTES + 1)
+    except InputError:
+        raise
     except _DAMAGED as error:
         raise InputError(
             f"{path}: cannot be decompressed ({escaped(str(error))}); run apt-get update"
