@@ -114,7 +114,7 @@ def gather_timing(rank_state: RankState, first_clocks: Sequence[ClockReading]) -
     all_rows = [Row(*row) for rows in rows_by_rank for row in rows]
     train = step_statistics(all_rows, "train")
     return Timing(
-        layout=rank_state.run.layout,
+        layout=layout,
         num_warmup=recorder.num_warmup,
         rows=all_rows,
         steps={

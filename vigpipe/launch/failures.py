@@ -201,6 +201,16 @@ def is_lost_peer(error: BaseException) -> bool:
     return error.__cause__ is not None and is_lost_peer(error.__cause__)
 
 
+def sentence_of(message: str) -> str:
+    """Return what gloo or a store says, without what they put around it.
+
+    Gloo puts its source file in front of it and advice behind it, the stores the frames of their
+    C++ code.
+    """
+    message = re.sub(r"\[\S*:\d+\] ", "", message, count=1)
+    return message.split(". This is typically")[0].partition("\n")[0]
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, on the host or on a GPU."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
@@ -274,10 +284,7 @@ def _report(
         message = no_room(error)
         text = line(f"rank {launch.rank}: {message}" if launch.world_size > 1 else message)
     elif launch.world_size > 1 and is_lost_peer(error):
-        # Gloo puts its source file in front of the message and advice behind it; the stores put
-        # the frames of their C++ code behind it.
-        message = re.sub(r"\[\S*:\d+\] ", "", message, count=1).split(". This is typically")[0]
-        message = message.partition("\n")[0]
+        message = sentence_of(message)
         kind, code = "lost peer", PEER_LOST
         text = line(f"rank {launch.rank} lost a peer: {message}")
     else:

@@ -16,7 +16,7 @@ import psutil
 
 from vigpipe.errors import PEER_LOST, InputError, StrangerError
 from vigpipe.launch.environment import Launch
-from vigpipe.launch.failures import CAUSE_SECONDS
+from vigpipe.launch.failures import CAUSE_SECONDS, sentence_of
 from vigpipe.messages import tell
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
@@ -101,7 +101,7 @@ def told_on_every_host(launch: Launch, host: str, port: int) -> Iterator[None]:
         thread.join()
         with contextlib.suppress(RuntimeError):
             store.set(key, "")
-        why = str(error).split(". This is typically")[0].partition("\n")[0]
+        why = sentence_of(str(error))
         raise RuntimeError(f"gloo cannot connect the ranks ({why}); {cure}") from error
     finally:
         is_over.set()

@@ -49,7 +49,7 @@ class SignedStore(dist.Store):
     def delete_key(self, key: str) -> bool:
         return self.unsigned.delete_key(key)
 
-    deleteKey = delete_key
+    deleteKey = delete_key  # the name by which torch's C++ calls it
 
     def set_timeout(self, timeout: timedelta) -> None:
         self.unsigned.set_timeout(timeout)

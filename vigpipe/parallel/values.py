@@ -65,10 +65,10 @@ def gather_tensors(
 ) -> list[dict[str, Tensor]] | None:
     """Return CPU copies of the named tensors of all ranks of a group, on its rank `to` only."""
     copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in own.items()}
-    shapes = {name: [dtype_name(t.dtype), list(t.shape)] for name, t in copies.items()}
-    by_rank = gather_values(shapes, world_size, to, group)
     if world_size == 1:
         return [copies]
+    shapes = {name: [dtype_name(t.dtype), list(t.shape)] for name, t in copies.items()}
+    by_rank = gather_values(shapes, world_size, to, group)
     if by_rank is None:
         for tensor in copies.values():
             if tensor.numel():
