@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import pickle
 import re
 import zipfile
 from functools import cache, partial
@@ -152,13 +153,24 @@ def saved(content) -> bytes:
     return buffer.getvalue()
 
 
-def torchscript() -> bytes:
+def zipped(pickled: bytes, **more: bytes) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("w/constants.pkl", b"\x80\x02).")
-        archive.writestr("w/data.pkl", b"\x80\x02).")
+        archive.writestr("w/data.pkl", pickled)
         archive.writestr("w/version", b"3\n")
+        for name, content in more.items():
+            archive.writestr(f"w/{name}.pkl", content)
     return buffer.getvalue()
+
+
+def saved_as_before(pickled: bytes) -> bytes:
+    """As torch wrote files before they were zip files: a magic number, a version, the system."""
+    head = (0x1950A86A20F9469CFC6C, 1001, {})
+    return b"".join(pickle.dumps(part, protocol=2) for part in head) + pickled
+
+
+# A table with a key of tuples in one another, of which Python computes a hash.
+DEEP_KEY = b"\x80\x02})" + 200_000 * b"\x85" + b"K\x01s."
 
 
 NO_WEIGHTS = [
@@ -177,7 +189,9 @@ NO_WEIGHTS = [
     (saved({"w": torch.ones(1), "module.w": torch.ones(1)}), "w is there twice"),
     (saved({"best": np.float64(1), "w": torch.ones(1)}), "'best' is a NumpyValue where a state"),
     (saved(nn.Linear(2, 2)), r"needs torch\.nn\.modules\.linear\.Linear"),
-    (torchscript(), "cannot be read as a torch file.*TorchScript"),
+    (zipped(b"\x80\x02).", constants=b"\x80\x02)."), "cannot be read as a torch file.*TorchScript"),
+    (zipped(DEEP_KEY), "cannot be read as a torch file.*nests more than 50 objects"),
+    (saved_as_before(DEEP_KEY), "cannot be read as a torch file.*nests more than 50 objects"),
 ]
 
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vigpipe.errors import InputError
-from vigpipe.files.pickled import OF_NUMPY, imported_by
+from vigpipe.files.pickled import NUM_PICKLES, OF_NUMPY, check_nesting, imported_by
 from vigpipe.model.blocks import reduced
 from vigpipe.model.grapher import Grapher
 from vigpipe.model.position import Grid, resized_embedding
@@ -122,6 +122,10 @@ def _read_zip(path: Path) -> Any:
         if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
             # torch would map the compressed bytes as numbers, and unpack a pickle of any size.
             raise ValueError("it is compressed, which torch.save never does; pack it with zip -0")
+        for name in archive.namelist():
+            if name.endswith("data.pkl"):
+                with archive.open(name) as file:
+                    check_nesting(file)
     return _read_torch(path, maps_file=True)
 
 
@@ -139,6 +143,8 @@ def _read_torch(path: Path, maps_file: bool | None = None) -> Any:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         if content.find(b"bytearray\n") >= 0:  # its name in a pickle: it allocates any size
             raise ValueError("it holds a bytearray, which no state dict does")
+        if not maps_file:
+            check_nesting(file, NUM_PICKLES)
     # timm's training script puts its parsed arguments into every checkpoint.
     known: list[Any] = [argparse.Namespace, *((NumpyValue, name) for name in OF_NUMPY)]
     with torch.serialization.safe_globals(known):

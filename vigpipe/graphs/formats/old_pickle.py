@@ -8,7 +8,6 @@ bytes, and a type and shape that were checked.
 import io
 import math
 import pickle
-import pickletools
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,12 @@ from scipy.sparse import csr_array
 
 from vigpipe.errors import InputError
 from vigpipe.files.names import escaped
+from vigpipe.files.pickled import check_nesting
 from vigpipe.files.untrusted import read_bytes
 from vigpipe.graphs.formats.checked import make_rows
 
 MOST_BYTES = 256 << 20  # PubMed's largest file has 16 MB
 _KINDS = "biuf"
-_MOST_DEPTH = 50  # arrays in a matrix are at 6
-_ADDING = ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD")
 _MOST_DIMENSIONS = 2
 
 
@@ -36,7 +34,7 @@ def read_pickle(path: Path) -> Any:
     """
     content = read_bytes(path, MOST_BYTES)
     try:
-        _check(content)
+        check_nesting(io.BytesIO(content))
         found = _Unpickler(io.BytesIO(content), encoding="latin1").load()
         if isinstance(found, _Matrix):
             return found.as_rows(str(path))
@@ -53,49 +51,6 @@ def read_pickle(path: Path) -> Any:
             f"{path}: cannot be read as a pickle of numbers ({escaped(str(error))}); it is damaged "
             "or not wholly downloaded: fetch it again"
         ) from error
-
-
-def _check(content: bytes) -> None:
-    """Raise ValueError for a file that would make pickle allocate, or nest, without limit.
-
-    It follows how deep each object is nested that the instructions put onto the stack: objects that
-    hold one another a hundred thousand times end the process when they are compared or removed.
-    """
-    stack: list[int | None] = []  # the depths of what is on it; None is a mark
-    memo: dict[int, int] = {}
-
-    def popped(number: int) -> list[int]:
-        taken = [stack.pop() for _ in range(number)][::-1]
-        return [depth for depth in taken if depth is not None]
-
-    for code, value, _ in pickletools.genops(content):
-        if code.name.endswith("PUT") or code.name == "MEMOIZE":
-            number = len(memo) if code.name == "MEMOIZE" else int(value or 0)
-            if number > len(content):
-                raise ValueError("it remembers more than it holds")
-            memo[number] = stack[-1] or 0
-            continue
-        if code.name.endswith("GET"):
-            stack.append(memo[int(value or 0)])
-            continue
-        if code.name == "DUP":
-            stack.append(stack[-1])
-            continue
-        taken: list[int] = []
-        before = code.stack_before
-        if pickletools.markobject in before:
-            while (depth := stack.pop()) is not None:
-                taken.append(depth)
-            before = before[: before.index(pickletools.markobject)]
-        held = popped(len(before))
-        if code.name in _ADDING:  # the first one stays, and holds the others
-            depth = max(held[0], 1 + max([*held[1:], *taken], default=0))
-        else:
-            depth = 1 + max([*held, *taken], default=-1)
-        if depth > _MOST_DEPTH:
-            raise ValueError(f"it nests more than {_MOST_DEPTH} objects in one another")
-        is_mark = code.stack_after == [pickletools.markobject]
-        stack += [None] if is_mark else [depth] * len(code.stack_after)
 
 
 class _RefusedError(Exception):
