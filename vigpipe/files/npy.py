@@ -23,7 +23,9 @@ from vigpipe.errors import InputError
 from vigpipe.files.names import escaped
 from vigpipe.files.untrusted import opened
 
-MOST_UNPACKED = 8 << 30  # bytes of the compressed arrays of a file, once they are unpacked
+# Bytes of the compressed arrays of a file, once they are unpacked; numbers of one byte count for
+# more, since most become int64.
+MOST_UNPACKED, _LEAST_BYTES = 2 << 30, 4
 MOST_HEADER_BYTES = 1 << 14  # NumPy's own reader takes 10,000 bytes of an array's header
 _MOST_DIRECTORY_BYTES = 1 << 20  # zipfile parses the whole list of a zip file's members
 _PIECE = 1 << 20  # bytes that are unpacked at once
@@ -51,12 +53,13 @@ def read_npz(
                 "with all of them"
             )
         wanted = [members[name] for name in (*required, *optional) if name in members]
-        packed = sum(info.file_size for info in wanted if info.compress_type)
-        if packed > MOST_UNPACKED:
+        packed = [info for info in wanted if info.compress_type != zipfile.ZIP_STORED]
+        num_bytes = sum(_bytes_unpacked(archive, info) for info in packed)
+        if num_bytes > MOST_UNPACKED:
             raise InputError(
-                f"{path}: its compressed arrays have {packed} bytes, at most {MOST_UNPACKED} are "
-                "unpacked into memory; save it without compression, "
-                "np.savez('new.npz', **np.load('old.npz'))"
+                f"{path}: its compressed arrays have {num_bytes} bytes, counted with at least "
+                f"{_LEAST_BYTES} a number, at most {MOST_UNPACKED} are unpacked into memory; save "
+                "it without compression, np.savez('new.npz', **np.load('old.npz'))"
             )
         return {_name(i): _read_member(archive, i, path, _name(i) in mapped) for i in wanted}
 
@@ -125,6 +128,13 @@ def _name(info: zipfile.ZipInfo) -> str:
     return info.filename.removesuffix(".npy")
 
 
+def _bytes_unpacked(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
+    check_compression(info)
+    with archive.open(info) as stream:
+        shape, *_ = read_header(stream.read(MOST_HEADER_BYTES))
+    return max(info.file_size, _LEAST_BYTES * min(math.prod(shape), info.file_size))
+
+
 def check_compression(info: zipfile.ZipInfo) -> None:
     """Raise ValueError if an array is compressed in a way of which NumPy knows nothing."""
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -142,7 +152,6 @@ def start_of(info: zipfile.ZipInfo, path: Path) -> int:
 def _read_member(
     archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path, is_mapped: bool
 ) -> np.ndarray:
-    check_compression(info)
     if info.compress_type == zipfile.ZIP_STORED:
         if info.file_size > path.stat().st_size:
             raise ValueError(f"{info.filename} is not wholly there")

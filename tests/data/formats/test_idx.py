@@ -57,6 +57,7 @@ def test_classes_are_called_by_the_file_of_their_names(tmp_path):
 IMAGES, TEST_LABELS = "train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 WHOLE = idx(noise("train"))
 BOMB = gzip.compress(struct.pack(">BBBB3I", 0, 0, 8, 3, 60_000_000, 28, 28) + bytes(1 << 20))
+MANY = gzip.compress(struct.pack(">BBBB3I", 0, 0, 8, 3, 1 << 27, 1, 1))  # one class, of zeros
 REFUSED = [
     (TEST_LABELS, None, r"has no file t10k-labels-idx1-ubyte or .*\.gz"),
     (IMAGES, b"", "ends within its header of 16 bytes"),
@@ -73,6 +74,7 @@ REFUSED = [
     (f"{IMAGES}.gz", gzip.compress(WHOLE + b"0"), "more bytes than pixels"),
     (f"{IMAGES}.gz", gzip.compress(WHOLE)[:-8] + bytes(8), "CRC check failed"),
     (f"{IMAGES}.gz", BOMB, "says that it holds 47040000000 bytes, at most 2147483648 .* gunzip"),
+    (f"{IMAGES}.gz", MANY, "has 134217728 images, expected at most 67108864"),
 ]
 
 

@@ -101,6 +101,9 @@ def test_a_refused_compressed_file_becomes_a_mapped_one_as_the_message_says(tmp_
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
     loaded = to_array(read(tmp_path / "new.npz").train.load(3))
     assert loaded.tolist() == noise("train", 3)[3].tolist()
+    wide = keras_arrays(3) | {"y_train": np.array(["x"] * len(TRAIN), dtype="U100")}
+    with pytest.raises(InputError, match="y_train has 4800 bytes, expected at most 1000"):
+        read(write_npz(tmp_path / "wide.npz", wide))
 
 
 # ---- what is refused ------------------------------------------------------------------------

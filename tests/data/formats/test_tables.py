@@ -1,11 +1,12 @@
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from tests.data.formats.small_sets import features, table
 from tests.refusals import check_refusals
-from vigpipe.data.formats.tables import check_shards, find_columns
+from vigpipe.data.formats.tables import check_shards, find_columns, read_labels
 from vigpipe.errors import InputError
 
 WHERE = "train.parquet"
@@ -45,6 +46,14 @@ def test_of_several_the_one_with_the_usual_name_is_taken():
     described = {name: {"_type": "ClassLabel", "names": ["a"]} for name in ("group", "label")}
     types = {"image": IMAGE, "mask": IMAGE, "group": pa.int64(), "label": pa.int64()}
     assert found(schema(described, **types)) == ("image", "label", ("a",))
+
+
+def test_a_text_that_many_rows_have_is_one_text():
+    """A small parquet file may repeat a long one a million times."""
+    chunks = [pa.array(texts).dictionary_encode() for texts in (["b", "a", "b"], ["c"])]
+    labels = read_labels(pa.chunked_array(chunks), Path(WHERE))
+    assert labels.tolist() == ["b", "a", "b", "c"]
+    assert labels[0] is labels[2]
 
 
 CLASSES = {"_type": "ClassLabel", "names": ["a"]}

@@ -88,6 +88,6 @@ def test_hostile_tables_are_one_sentence(tmp_path):
 
 def test_tables_that_unpack_to_too_much_are_left(tmp_path, monkeypatch):
     write_ogb(tmp_path / "ogbn_arxiv", "time", 4)
-    monkeypatch.setattr(ogb, "_MOST_BYTES", 100)
-    with pytest.raises(InputError, match=r"edge\.csv\.gz: unpacks to more than 100 bytes"):
+    monkeypatch.setattr(ogb, "_MOST_NUMBERS", 100)
+    with pytest.raises(InputError, match=r"edge\.csv\.gz: has more than 100 numbers"):
         read("ogbn-arxiv", tmp_path)

@@ -15,6 +15,7 @@ from vigpipe.errors import InputError
 from vigpipe.files.npy import fill
 
 MOST_UNPACKED = 2 << 30  # bytes of compressed arrays, which every process unpacks into its memory
+_MOST_IMAGES = 1 << 26  # their labels, int64, have 512 MB; those of a small file may all be equal
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,15 @@ class ArrayImages:
 
 
 def check_sides(shape: tuple[int, ...], name: str) -> None:
-    """Refuse a shape (n, h, w) or (n, h, w, C) of no images, or of some too large to be resized."""
+    """Refuse a shape (n, h, w) or (n, h, w, C) of no images, or of too many or too large ones."""
     num_images, height, width = shape[:3]
     if num_images < 1:
         raise InputError(f"{name}: has no images, expected at least one; it may be the wrong file")
+    if num_images > _MOST_IMAGES:
+        raise InputError(
+            f"{name}: has {num_images} images, expected at most {_MOST_IMAGES}; it may be damaged, "
+            "or save them as files or in tars"
+        )
     most = Image.MAX_IMAGE_PIXELS or math.inf
     if min(height, width) < 1 or height * width > most:
         raise InputError(

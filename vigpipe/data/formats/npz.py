@@ -62,6 +62,12 @@ def read(path: Path) -> Stored:
                 f"{path}: its compressed arrays have {packed} bytes, at most {MOST_UNPACKED} are "
                 f"unpacked into memory; {_UNPACK}"
             )
+        for labels in arrays[1::2]:
+            if labels.num_bytes > MOST_UNPACKED:
+                raise InputError(
+                    f"{labels} has {labels.num_bytes} bytes, expected at most {MOST_UNPACKED}, "
+                    "since labels are read into memory; store the numbers of the classes"
+                )
         channels = {_check_images(images) for images in arrays[::2]}
         train_labels = _read_labels(archive, arrays[0], arrays[1])
         test_labels = _read_labels(archive, arrays[2], arrays[3])

@@ -141,7 +141,8 @@ def _look_at(path: Path) -> _File:
 def _read_split(files: Sequence[_File]) -> StoredImages:
     groups, labels = [], [np.empty(0, np.int64)]
     for file in files:
-        with _opened(file.path) as table:
+        # Equal texts are read once, as a small file may repeat a large one.
+        with _opened(file.path, dictionary=[file.columns.label]) as table:
             column = table.read([file.columns.label], use_threads=False).column(0)
             labels.append(tables.read_labels(column, file.path))
             if len(labels[-1]) != file.num_rows:

@@ -270,6 +270,11 @@ def read_labels(column: "pa.ChunkedArray", path: Path) -> np.ndarray:
             f"{path}: {column.null_count} of {len(column)} rows have no label; leave them out, or "
             "take another split"
         )
+    if pa.types.is_dictionary(column.type) and _is_text(column.type):
+        chunks = column.chunks
+        texts = [chunk.dictionary.cast(pa.large_string()).to_numpy(False) for chunk in chunks]
+        found = [t[chunk.indices.to_numpy()] for t, chunk in zip(texts, chunks, strict=True)]
+        return np.concatenate([np.empty(0, object), *found])
     if _is_text(column.type):
         return column.cast(pa.large_string()).to_numpy()
     return column.cast(pa.int64()).to_numpy().copy()

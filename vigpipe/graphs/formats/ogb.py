@@ -21,7 +21,7 @@ from vigpipe.graphs.graph import TEST, TRAIN, VALIDATION, Graph
 SPLITS = {"ogbn-arxiv": "time", "ogbn-products": "sales_ranking"}  # how the nodes were split
 _RAW = "raw/edge.csv.gz", "raw/node-feat.csv.gz", "raw/node-label.csv.gz"
 _PARTS = {"train": TRAIN, "valid": VALIDATION, "test": TEST}
-_MOST_BYTES = 16 << 30  # bytes of an unpacked table; the features of ogbn-products have 5 GB
+_MOST_NUMBERS = 1 << 28  # in a table; the features of ogbn-products are 245 million
 _MOST_LINE = 1 << 20
 
 
@@ -63,7 +63,7 @@ def _table(path: Path, dtype: type) -> np.ndarray:
     try:
         with opened(path) as file, gzip.open(file) as content, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # NumPy warns of an empty table
-            table = np.loadtxt(_lines(content, path), dtype, delimiter=",", ndmin=2)
+            table = np.loadtxt(_lines(content, path), dtype, comments=None, delimiter=",", ndmin=2)
     except InputError:
         raise
     except (OSError, EOFError, zlib.error, ValueError) as error:
@@ -76,11 +76,12 @@ def _table(path: Path, dtype: type) -> np.ndarray:
 
 
 def _lines(content: gzip.GzipFile, path: Path) -> Iterator[bytes]:
-    num_bytes = 0
+    num_numbers = 0
     while line := content.readline(_MOST_LINE):
-        num_bytes += len(line)
-        if num_bytes > _MOST_BYTES:
+        num_numbers += line.count(b",") + 1
+        if num_numbers > _MOST_NUMBERS:
             raise InputError(
-                f"{path}: unpacks to more than {_MOST_BYTES} bytes; this is not such a file"
+                f"{path}: has more than {_MOST_NUMBERS} numbers, which no such file has; fetch it "
+                "again"
             )
         yield line
