@@ -18,9 +18,8 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import fmean, median
@@ -34,6 +33,7 @@ from benchmarks.options import SoakBench
 from vigpipe.config.options import flag
 from vigpipe.errors import DONE, INTERRUPTED, SAVED, InputError
 from vigpipe.launch.child import stoppable
+from vigpipe.launch.local import find_ranks
 from vigpipe.launch.signals import Stopped
 from vigpipe.run.folder import make_output_folder
 from vigpipe.run.follow import last_step
@@ -184,35 +184,32 @@ def run(folder: Path, options: SoakBench, faults: Sequence[Fault]) -> Ended:
     coming = list(faults)
     began = time.perf_counter()
     code = DONE
-    with tempfile.TemporaryDirectory(prefix="vigpipe-soak-") as name:
-        place = Path(name)
-        for _ in range(len(faults) + 1):
-            with _started(command_of(folder, options), place) as child:
-                while child.poll() is None:
-                    step = last_step(folder)
-                    _account(happened, step)
-                    if samples[-1:] == [] or step >= samples[-1].step + options.checkpoint_every:
-                        samples += _sample(place, step)
-                    if coming and step >= coming[0].step and _send_signal(coming[0], place, child):
-                        fault = coming.pop(0)
-                        happened.append(Happened(step, fault.kind, fault.rank, time.perf_counter()))
-                    time.sleep(POLL_SECONDS)
-            code = child.returncode
-            if code == DONE:
-                _account(happened, options.steps + 1)
-                return Ended(folder, time.perf_counter() - began, happened, samples)
-            if code != SAVED:
-                break
-            happened[-1].step = last_step(folder)  # it had gone on to the end of its step
-            happened[-1].seconds = 0.0
+    for _ in range(len(faults) + 1):
+        with _started(command_of(folder, options)) as child:
+            while child.poll() is None:
+                step = last_step(folder)
+                _account(happened, step)
+                if samples[-1:] == [] or step >= samples[-1].step + options.checkpoint_every:
+                    samples += _sample(find_ranks(child.pid), step)
+                if coming and step >= coming[0].step and _send_signal(coming[0], child.pid):
+                    fault = coming.pop(0)
+                    happened.append(Happened(step, fault.kind, fault.rank, time.perf_counter()))
+                time.sleep(POLL_SECONDS)
+        code = child.returncode
+        if code == DONE:
+            _account(happened, options.steps + 1)
+            return Ended(folder, time.perf_counter() - began, happened, samples)
+        if code != SAVED:
+            break
+        happened[-1].step = last_step(folder)  # it had gone on to the end of its step
+        happened[-1].seconds = 0.0
     raise InputError(f"{folder}: the run ended with exit code {code}, for the reason above")
 
 
 @contextlib.contextmanager
-def _started(command: list[str], place: Path) -> "Iterator[subprocess.Popen[bytes]]":
+def _started(command: list[str]) -> "Iterator[subprocess.Popen[bytes]]":
     child = subprocess.Popen(
         command,
-        env={**os.environ, "TMPDIR": str(place)},  # where ranks leave their process ids
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         process_group=0,
@@ -225,18 +222,9 @@ def _started(command: list[str], place: Path) -> "Iterator[subprocess.Popen[byte
         child.wait()
 
 
-def _pids(place: Path) -> dict[int, int]:
-    """Return the process ids of the running ranks, by rank."""
-    pids: dict[int, int] = {}
-    for path in sorted(place.glob("vigpipe-*/rank*.pid"), key=lambda path: path.stat().st_mtime):
-        with contextlib.suppress(OSError, ValueError):
-            pids[int(path.stem.removeprefix("rank"))] = int(path.read_text())
-    return pids
-
-
-def _send_signal(fault: Fault, place: Path, child: "subprocess.Popen[bytes]") -> bool:
+def _send_signal(fault: Fault, launcher: int) -> bool:
     """Send the signal of a fault; return False if its process does not run yet."""
-    pid = child.pid if fault.rank < 0 else _pids(place).get(fault.rank)
+    pid = launcher if fault.rank < 0 else find_ranks(launcher).get(fault.rank)
     if pid is None:
         return False
     try:
@@ -257,10 +245,10 @@ def _account(happened: list[Happened], step: int) -> None:
         last.seconds = time.perf_counter() - last.began
 
 
-def _sample(place: Path, step: int) -> list[Sample]:
+def _sample(pids: Mapping[int, int], step: int) -> list[Sample]:
     samples: list[Sample] = []
     page = os.sysconf("SC_PAGE_SIZE")
-    for rank, pid in sorted(_pids(place).items()):
+    for rank, pid in sorted(pids.items()):
         with contextlib.suppress(OSError):
             resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * page
             samples.append(Sample(step, rank, resident, len(os.listdir(f"/proc/{pid}/fd"))))

@@ -35,12 +35,14 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from tests.small_model import take_model
+from vigpipe.launch.fork_server import FOLDER_OF_STARTER, STARTER
+from vigpipe.launch.parent_death import die_with_parent
 from vigpipe.launch.second_signal import SignalThread
 
 TOKEN_VARIABLE = "VIGPIPE_TEST_TOKEN"  # in the environment of every descendant of a command
 _NO_TOKEN = "0" * 32
 _MAIN_PROCESS = multiprocessing.current_process()  # the server's, where it imports this
-_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2); a fork does not inherit it
+_PARENT_DEATH = "vigpipe.launch.parent_death"
 
 
 @functools.cache
@@ -50,12 +52,15 @@ def start_server() -> None:
     This comes before the first test: a process has one fork server, and what a reader of images
     would start has neither the imports nor room for a token.
     """
-    forkserver.set_forkserver_preload(["tests.preload"])
-    os.environ[TOKEN_VARIABLE] = _NO_TOKEN  # room for the token of a command, see _show
+    forkserver.set_forkserver_preload([_PARENT_DEATH, "tests.preload"])
+    # The first is room for the token of a command, see _show.
+    variables = {TOKEN_VARIABLE: _NO_TOKEN, STARTER: str(os.getpid())}
+    os.environ.update(variables)
     try:
         forkserver.ensure_running()
     finally:
-        del os.environ[TOKEN_VARIABLE]
+        for name in variables:
+            del os.environ[name]
 
 
 @functools.cache
@@ -136,7 +141,7 @@ def _run(
     words: list[str], variables: dict[str, str], folder: str, outputs: tuple[Path, Path]
 ) -> NoReturn:
     os.setsid()
-    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    die_with_parent(os.getppid())
     _show(variables[TOKEN_VARIABLE])
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, path in enumerate(outputs, start=1):
@@ -279,6 +284,8 @@ def _fork_passfds(path: Any, args: Sequence[str], passfds: Sequence[int]) -> int
         _forget_the_parent(passfds)
         for option in filter(None, os.environ.get("PYTHONWARNINGS", "").split(",")):
             warnings._setoption(option)  # pyrefly: ignore[missing-attribute]
+        os.environ.pop(FOLDER_OF_STARTER, None)  # the test looks for what is left, and removes it
+        sys.modules.pop(_PARENT_DEATH, None)  # what its import does is still to be done here
         _, program, *sys.argv[1:] = args[args.index("-c") :]
         sys.argv[0] = "-c"
         exec(program, {"__name__": "__main__"})

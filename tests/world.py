@@ -168,11 +168,12 @@ def _rank(
     import torch.distributed as dist
 
     from vigpipe.launch.environment import Launch
-    from vigpipe.launch.failures import die_with, is_lost_peer
+    from vigpipe.launch.failures import is_lost_peer
+    from vigpipe.launch.parent_death import die_with_parent
     from vigpipe.launch.rendezvous import init_process_group
 
     parent, rank, world_size, store, timeout = place
-    die_with(parent)
+    die_with_parent(parent)
     torch.set_num_threads(1)
     take_model(variables)
     launch = Launch(rank, world_size, rank, world_size, "local", f"file://{store}", "test")

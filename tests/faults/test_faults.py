@@ -26,7 +26,7 @@ from vigpipe.run.stop_and_save import ANSWER
 
 pytestmark = pytest.mark.multiprocess
 
-FAULTY = str(Path(__file__).with_name("faulty.py"))
+FAULTY, PARENT = (str(Path(__file__).with_name(f"{name}.py")) for name in ("faulty", "parent"))
 TRAIN = ["-m", "vigpipe", "train"]
 # The same with a limit on the size of files, which stands for a full disk: it needs no privileges.
 ON_A_FULL_DISK = """
@@ -286,15 +286,31 @@ def test_replicas_that_take_steps_of_their_own_stop_together_and_go_on(folder):
     assert sum(replica["items"] for replica in each) == new_items
 
 
-def test_a_killed_launcher_takes_its_ranks_along(folder):
-    with start_command(line(*TRAIN, *ENDLESS, *STAGES, "--out", str(folder)), ENV) as running:
-        wait_until(lambda: at_step(folder, 3), "step 3")
+def test_a_killed_launcher_takes_along_stopped_ranks_readers_and_its_folders(folder, tmp_path):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    options = [*ENDLESS, *STAGES, "--workers", "1", "--out", str(folder)]
+    command = line(PARENT, *line(*TRAIN, *options))
+    with start_command(command, {**ENV, "TMPDIR": str(temporary)}, fresh=True) as running:
+        wait_until(lambda: at_step(folder, 3), "step 3", running=running)
+        launcher = int((running.folder / "stdout").read_text().split()[0])
         began = time.monotonic()
-        os.kill(running.popen.pid, signal.SIGKILL)
+        forks = [pid for pid in running.processes() if is_fork_of_a_server(pid)]
+        assert len(forks) == 5  # the server, two ranks with a reader each
+        for pid in forks:
+            os.kill(pid, signal.SIGSTOP)
+        os.kill(launcher, signal.SIGKILL)
         done = running.wait(PROMPT)  # fails if something is left
     print(f"FIGURE launcher killed: all ended in {time.monotonic() - began:.2f} s")
     # Python's own helper clears the launcher's semaphores away, and said so.
-    assert (done.returncode, done.stderr) == (-signal.SIGKILL, "")
+    assert (done.returncode, done.stderr) == (128 + signal.SIGKILL, "")
+    assert not list(temporary.iterdir())
+
+
+def is_fork_of_a_server(pid):
+    """Whether it is one or the server itself, but for the process that removes folders."""
+    words = Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b"multiprocessing.forkserver" in words and os.getsid(pid) == os.getsid(0)
 
 
 STUCK = """

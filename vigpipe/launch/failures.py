@@ -9,11 +9,9 @@ import json
 import multiprocessing
 import os
 import re
-import select
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,7 +35,6 @@ from vigpipe.files.names import escaped
 from vigpipe.files.untrusted import read_json
 from vigpipe.launch.environment import (
     FOLDER_VARIABLE,
-    LAUNCHER_VARIABLE,
     Launch,
     from_environment,
     tells_for_all,
@@ -100,7 +97,6 @@ def run_rank(
     if launch.launcher == "local":
         private.append(Path(os.environ[FOLDER_VARIABLE]))
         write_atomically(pid_file(private[0], launch.rank), str(os.getpid()))
-        die_with(int(os.environ[LAUNCHER_VARIABLE]))
     for folder in (*failures, *private):
         _remove_record(record_file(folder, launch.rank))  # an earlier run may have left it
     try:
@@ -377,16 +373,3 @@ def _leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def die_with(launcher: int) -> None:
-    """End this process when its launcher, no parent of it, ends: a thread waits (Linux only)."""
-    if not hasattr(os, "pidfd_open"):
-        return
-
-    def wait() -> None:
-        with contextlib.suppress(ProcessLookupError):  # it has ended already
-            select.select([os.pidfd_open(launcher)], [], [])
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=wait, daemon=True).start()

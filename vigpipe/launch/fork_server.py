@@ -8,10 +8,12 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
 
 from vigpipe.launch.safe_path import SAFE
 
-STARTER = "VIGPIPE_FORKSERVER_OF"  # the server's variable with its starter's process id
+# Variables of the server: its starter's process id, and the folder to remove if that is killed.
+STARTER, FOLDER_OF_STARTER = "VIGPIPE_FORKSERVER_OF", "VIGPIPE_FORKSERVER_FOLDER"
 LONGEST = 107  # bytes in the path of a Unix socket (unix(7)); bind refuses longer paths
 _NAMES_LENGTH = len("/pymp-12345678/listener-12345678")  # added to the folder by multiprocessing
 
@@ -20,7 +22,7 @@ def start_fork_server(modules: Sequence[str] = ()) -> ForkServerContext:
     """Start the server unless this process has one, and let it import modules; return at once.
 
     Call this from the main thread: the server ends with the thread that started it. Its socket is
-    in a private folder (mode 0700) under TMPDIR, or under /tmp if the path would be too long.
+    in a private folder (mode 0700), which is removed even if this process is killed.
     """
     server = multiprocessing.get_context("forkserver")
     if modules:
@@ -34,15 +36,23 @@ def start_fork_server(modules: Sequence[str] = ()) -> ForkServerContext:
     # The server inherits this, as do its forks, and ignores Ctrl-C itself when it has imported.
     blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
-        if len(tempfile.gettempdir().encode()) + _NAMES_LENGTH > LONGEST:
-            tempfile.tempdir = "/tmp"
-        util.get_temp_dir()  # made once in a process; multiprocessing remembers it
-        with _variables(**{STARTER: str(os.getpid())}):
+        tempfile.tempdir = str(folder_for_sockets())
+        folder = util.get_temp_dir()  # made once in a process; its children have the same
+        variables = {STARTER: str(os.getpid())}
+        if multiprocessing.parent_process() is None:
+            variables[FOLDER_OF_STARTER] = folder
+        with _variables(**variables):
             forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
         tempfile.tempdir = tempdir_before
     return server
+
+
+def folder_for_sockets() -> Path:
+    """Return the folder for private ones: TMPDIR, or /tmp if the paths of sockets were too long."""
+    temporary = tempfile.gettempdir()
+    return Path("/tmp" if len(temporary.encode()) + _NAMES_LENGTH > LONGEST else temporary)
 
 
 @contextlib.contextmanager

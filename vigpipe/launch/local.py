@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from multiprocessing import util
 from pathlib import Path
 from pkgutil import resolve_name
 from types import FrameType
@@ -20,6 +21,7 @@ from vigpipe.errors import DONE, INTERRUPTED, SAVED
 from vigpipe.launch import fork_server
 from vigpipe.launch.environment import FOLDER_VARIABLE, LAUNCHER_VARIABLE
 from vigpipe.launch.failures import SAVED_FILE
+from vigpipe.launch.parent_death import die_with_parent
 from vigpipe.launch.processes import RankProcesses
 from vigpipe.launch.second_signal import SAME_SECONDS, left_to_handlers
 from vigpipe.launch.signals import (
@@ -78,8 +80,7 @@ def start_local(
         try:
             with contextlib.ExitStack() as stack:
                 with deferred_signals():
-                    temporary = tempfile.TemporaryDirectory(prefix="vigpipe-")  # mode 0700
-                    folder = Path(stack.enter_context(temporary))
+                    folder = Path(stack.enter_context(_private_folder()))
                 calls = [
                     (main, list(arguments), _variables(rank, world_size, threads, folder))
                     for rank in range(world_size)
@@ -95,11 +96,27 @@ def start_local(
                     ranks.end(signal.Signals(stopped.signum))  # what is left of them
                     if supervisor.is_done(world_size):
                         return DONE  # the last step had been taken
+                    if any(code < 0 for code in ranks.failures.values()):
+                        return supervisor.exit_code()  # another signal than this one's ended a rank
                     return _code_of_stopped(stopped, folder)
         except Stopped as stopped:
             if stopped.signum == signal.SIGINT:
                 raise KeyboardInterrupt from None
             return 128 + stopped.signum
+
+
+def _private_folder() -> tempfile.TemporaryDirectory[str]:
+    """Make a folder of mode 0700 within the fork server's, which is removed if this is killed."""
+    return tempfile.TemporaryDirectory(prefix=f"vigpipe-{os.getpid()}-", dir=util.get_temp_dir())
+
+
+def find_ranks(launcher: int) -> dict[int, int]:
+    """Return the process ids of the ranks of a launcher whose TMPDIR is this one's, by rank."""
+    pids: dict[int, int] = {}
+    for path in fork_server.folder_for_sockets().glob(f"pymp-*/vigpipe-{launcher}-*/rank*.pid"):
+        with contextlib.suppress(OSError, ValueError):  # it has just been removed
+            pids[int(path.stem.removeprefix("rank"))] = int(path.read_text())
+    return pids
 
 
 def _code_of_stopped(stopped: Stopped, folder: Path) -> int:
@@ -126,6 +143,7 @@ def _variables(rank: int, world_size: int, threads: int, folder: Path) -> dict[s
 
 def _run(main: str, arguments: list[str], variables: Mapping[str, str]) -> None:
     """Call main as a rank, in a fork of the server."""
+    die_with_parent(int(variables[LAUNCHER_VARIABLE]))
     # Ctrl-C ends this fork, which has nothing to tell, until it trains, and saves first.
     leave_ignored(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # the server has blocked it

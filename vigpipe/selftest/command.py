@@ -4,7 +4,7 @@ import contextlib
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,16 +23,12 @@ class Finished:
 
 
 @contextlib.contextmanager
-def command(
-    words: Sequence[str], folder: Path, variables: Mapping[str, str] | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
+def command(words: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Start `vigpipe WORDS` with its output in a folder; it ends with this context."""
     with (
         (folder / "stdout").open("wb") as stdout,
         (folder / "stderr").open("wb") as stderr,
-        child_process(
-            vigpipe_command(*words), stdout=stdout, stderr=stderr, env=variables
-        ) as child,
+        child_process(vigpipe_command(*words), stdout=stdout, stderr=stderr) as child,
     ):
         yield child
 
@@ -45,14 +41,12 @@ def exit_code(child: "subprocess.Popen[bytes]", seconds: float) -> int:
         raise OutOfTime(f"the command had not ended after {seconds:.0f} s") from None
 
 
-def run_command(
-    words: Sequence[str], seconds: float, variables: Mapping[str, str] | None = None
-) -> Finished:
+def run_command(words: Sequence[str], seconds: float) -> Finished:
     """Run `vigpipe WORDS` to its end; after `seconds` it is killed with OutOfTime."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="vigpipe-selftest-") as name:
         folder = Path(name)
-        with command(words, folder, variables) as child:
+        with command(words, folder) as child:
             code = exit_code(child, seconds)
         stdout, stderr = (read_output(folder / name) for name in ("stdout", "stderr"))
     return Finished(code, stdout, stderr, time.perf_counter() - start)

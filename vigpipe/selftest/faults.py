@@ -14,6 +14,7 @@ from pathlib import Path
 from vigpipe.checkpoint.manifest import list_checkpoints
 from vigpipe.config.choices import Device
 from vigpipe.errors import DONE, PEER_LOST
+from vigpipe.launch.local import find_ranks
 from vigpipe.report.markup import paragraph
 from vigpipe.run.follow import last_step
 from vigpipe.selftest.command import command, exit_code, read_output, run_command
@@ -68,11 +69,10 @@ def suffer(fault: Fault, seconds: float) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="vigpipe-selftest-") as name:
         temporary = Path(name)
         folder = temporary / "run"
-        variables = {**os.environ, "TMPDIR": name}  # Ranks leave their process ids there.
         endless = [*_words(fault, folder), "--steps", str(ENDLESS)]
-        with command(endless, temporary, variables) as child:
+        with command(endless, temporary) as child:
             _wait_for_checkpoint(folder, child, deadline, temporary / "stderr")
-            os.kill(_pid(temporary, fault, child.pid), fault.signal)
+            os.kill(_pid(fault, child.pid), fault.signal)
             began = time.monotonic()
             code = exit_code(child, deadline - began)
             ended_after = time.monotonic() - began
@@ -81,7 +81,7 @@ def suffer(fault: Fault, seconds: float) -> list[Row]:
         saved = list_checkpoints(folder)
         goal = before + 2
         words = [*_words(fault, folder), "--steps", str(goal), "--resume", "auto"]
-        resumed = run_command(words, max(1.0, deadline - time.monotonic()), variables)
+        resumed = run_command(words, max(1.0, deadline - time.monotonic()))
         values = {
             "code": code,
             "expected": fault.code,
@@ -115,12 +115,9 @@ def _words(fault: Fault, folder: Path) -> list[str]:
     return [*words.split(), "--out", str(folder)]
 
 
-def _pid(temporary: Path, fault: Fault, child: int) -> int:
-    """Return the process id of the last rank; `child` is that of the command."""
-    if fault.num_ranks == 1:
-        return child
-    (path,) = temporary.glob(f"vigpipe-*/rank{fault.num_ranks - 1}.pid")
-    return int(path.read_text())
+def _pid(fault: Fault, launcher: int) -> int:
+    """Return the process id of the last rank."""
+    return launcher if fault.num_ranks == 1 else find_ranks(launcher)[fault.num_ranks - 1]
 
 
 def _wait_for_checkpoint(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from vigpipe.errors import InputError
-from vigpipe.launch.failures import die_with
+from vigpipe.launch.parent_death import die_with_parent
 
 GRACE_SECONDS = 10.0  # a process that has nothing to do is given so long to end
 _LONGEST_TAIL = 500  # characters of what a process said last
@@ -116,7 +116,7 @@ def _serve(
     arguments: tuple[object, ...],
 ) -> None:
     os.setpgid(0, 0)  # Ctrl-C reaches the parent only, which then ends this process
-    die_with(parent)
+    die_with_parent(parent)
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(file, 1)
     os.dup2(file, 2)
