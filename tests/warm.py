@@ -156,6 +156,7 @@ def _become(words: list[str], variables: Mapping[str, str], folder: str) -> NoRe
     _forget_the_parent()
     os.environ.clear()
     os.environ.update(variables)
+    _import_parent_death_again()
     take_model(variables)
     os.chdir(folder)
     # OpenMP reads the variable when it is loaded, which it is already.
@@ -254,6 +255,12 @@ def _forget_the_parent(kept: Iterable[int] = ()) -> None:
     resource_tracker._resource_tracker.__init__()
 
 
+def _import_parent_death_again() -> None:
+    """Let the next import of that module do what it does; but the test looks for folders itself."""
+    sys.modules.pop(_PARENT_DEATH, None)
+    os.environ.pop(FOLDER_OF_STARTER, None)
+
+
 def _fork() -> int:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # or both would write what waits
@@ -284,8 +291,7 @@ def _fork_passfds(path: Any, args: Sequence[str], passfds: Sequence[int]) -> int
         _forget_the_parent(passfds)
         for option in filter(None, os.environ.get("PYTHONWARNINGS", "").split(",")):
             warnings._setoption(option)  # pyrefly: ignore[missing-attribute]
-        os.environ.pop(FOLDER_OF_STARTER, None)  # the test looks for what is left, and removes it
-        sys.modules.pop(_PARENT_DEATH, None)  # what its import does is still to be done here
+        _import_parent_death_again()
         _, program, *sys.argv[1:] = args[args.index("-c") :]
         sys.argv[0] = "-c"
         exec(program, {"__name__": "__main__"})

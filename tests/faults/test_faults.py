@@ -286,17 +286,17 @@ def test_replicas_that_take_steps_of_their_own_stop_together_and_go_on(folder):
     assert sum(replica["items"] for replica in each) == new_items
 
 
-def test_a_killed_launcher_takes_along_stopped_ranks_readers_and_its_folders(folder, tmp_path):
+def test_a_killed_launcher_takes_along_stopped_ranks_and_its_folders(folder, tmp_path):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    options = [*ENDLESS, *STAGES, "--workers", "1", "--out", str(folder)]
+    options = [*ENDLESS, *STAGES, "--out", str(folder)]
     command = line(PARENT, *line(*TRAIN, *options))
     with start_command(command, {**ENV, "TMPDIR": str(temporary)}, fresh=True) as running:
         wait_until(lambda: at_step(folder, 3), "step 3", running=running)
         launcher = int((running.folder / "stdout").read_text().split()[0])
         began = time.monotonic()
         forks = [pid for pid in running.processes() if is_fork_of_a_server(pid)]
-        assert len(forks) == 5  # the server, two ranks with a reader each
+        assert len(forks) == 3  # the server and its ranks
         for pid in forks:
             os.kill(pid, signal.SIGSTOP)
         os.kill(launcher, signal.SIGKILL)

@@ -13,7 +13,6 @@ import shutil
 import signal
 import sys
 import time
-from typing import NoReturn
 
 from vigpipe.launch.fork_server import FOLDER_OF_STARTER, STARTER
 from vigpipe.launch.watchdog import has_ended
@@ -44,13 +43,17 @@ def _start_cleaner(starter: int, folder: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         return
     if os.fork() == 0:
-        _clean(this, other, folder)
+        try:
+            _clean(this, other, folder)
+        finally:
+            os._exit(0)
     os.close(this)
     os.close(other)
 
 
-def _clean(parent: int, starter: int, folder: str) -> NoReturn:
-    os.setsid()  # Ctrl-C, Ctrl-Z and what kills a whole group reach the group of the starter
+def _clean(parent: int, starter: int, folder: str) -> None:
+    os.setsid()  # what stops or kills the group of the starter, or ends a whole job, is not for it
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     null = os.open(os.devnull, os.O_RDWR)
     for standard in range(3):
         os.dup2(null, standard)
@@ -65,7 +68,6 @@ def _clean(parent: int, starter: int, folder: str) -> NoReturn:
     while os.path.exists(folder) and time.monotonic() < until:
         shutil.rmtree(folder, ignore_errors=True)
         time.sleep(0.01)
-    os._exit(0)
 
 
 if sys.platform == "linux" and STARTER in os.environ:
