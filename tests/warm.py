@@ -16,6 +16,7 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import importlib
 import logging
 import multiprocessing
 import os
@@ -36,7 +37,7 @@ from typing import Any, NoReturn
 
 from tests.small_model import take_model
 from vigpipe.launch.fork_server import FOLDER_OF_STARTER, STARTER
-from vigpipe.launch.parent_death import die_with_parent
+from vigpipe.launch.parent_death import die_with_fork_server
 from vigpipe.launch.second_signal import SignalThread
 
 TOKEN_VARIABLE = "VIGPIPE_TEST_TOKEN"  # in the environment of every descendant of a command
@@ -141,7 +142,7 @@ def _run(
     words: list[str], variables: dict[str, str], folder: str, outputs: tuple[Path, Path]
 ) -> NoReturn:
     os.setsid()
-    die_with_parent(os.getppid())
+    die_with_fork_server()
     _show(variables[TOKEN_VARIABLE])
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, path in enumerate(outputs, start=1):
@@ -256,9 +257,9 @@ def _forget_the_parent(kept: Iterable[int] = ()) -> None:
 
 
 def _import_parent_death_again() -> None:
-    """Let the next import of that module do what it does; but the test looks for folders itself."""
-    sys.modules.pop(_PARENT_DEATH, None)
+    """Do what the import of that module does, but for folders, which the tests look for."""
     os.environ.pop(FOLDER_OF_STARTER, None)
+    importlib.reload(sys.modules[_PARENT_DEATH])
 
 
 def _fork() -> int:

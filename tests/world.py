@@ -84,7 +84,7 @@ def _run(
         for rank in range(world_size):
             ours, theirs = context.Pipe(duplex=False)
             stack.callback(ours.close)
-            place = (os.getpid(), rank, world_size, f"{folder}/store", timeout)
+            place = (rank, world_size, f"{folder}/store", timeout)
             # Not a daemon: those may not start data loaders.
             process = context.Process(target=_rank, args=(theirs, place, dict(os.environ), pickled))
             process.start()
@@ -159,7 +159,7 @@ def _end(process: Any) -> None:
 
 def _rank(
     pipe: Connection,
-    place: tuple[int, int, int, str, float],
+    place: tuple[int, int, str, float],
     variables: Mapping[str, str],
     pickled: bytes,
 ) -> None:
@@ -169,11 +169,11 @@ def _rank(
 
     from vigpipe.launch.environment import Launch
     from vigpipe.launch.failures import is_lost_peer
-    from vigpipe.launch.parent_death import die_with_parent
+    from vigpipe.launch.parent_death import die_with_fork_server
     from vigpipe.launch.rendezvous import init_process_group
 
-    parent, rank, world_size, store, timeout = place
-    die_with_parent(parent)
+    rank, world_size, store, timeout = place
+    die_with_fork_server()
     torch.set_num_threads(1)
     take_model(variables)
     launch = Launch(rank, world_size, rank, world_size, "local", f"file://{store}", "test")

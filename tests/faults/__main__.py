@@ -75,7 +75,7 @@ def parent_of(pid: int) -> int:
 
 
 def send(*signals: tuple[signal.Signals, str]) -> Callable[[Run], None]:
-    """Make a fault of signals, each to `launcher`, `server`, `group`, `rankN` or `readerN`."""
+    """Make a fault of signals, each to `launcher`, `server`, `rankN`, `readerN` or `all`."""
 
     def fault(run: Run) -> None:
         found = {"launcher": run.launcher, "server": run.server}
@@ -142,7 +142,7 @@ FAULTS = {
     "SIGHUP to the launcher": Fault(send((SIGHUP, "launcher")), REPLICAS, (75,)),
     "SIGINT to all": Fault(send((SIGINT, "all")), STAGES, (130,)),
     "SIGKILL to rank 1, SIGTERM to the launcher": Fault(
-        send((SIGKILL, "rank1"), (SIGTERM, "launcher")), REPLICAS, (137,)
+        send((SIGKILL, "rank1"), (SIGTERM, "launcher")), REPLICAS, (143,)
     ),
     "SIGKILL to the launcher": Fault(send((SIGKILL, "launcher")), STAGES, (137,)),
     "SIGSTOP to rank 1, SIGKILL to the launcher": Fault(

@@ -159,13 +159,14 @@ def test_what_is_no_npz_file_is_one_sentence(tmp_path):
 
 
 def test_a_bomb_is_not_unpacked(tmp_path, monkeypatch):
-    bits = np.zeros(3_000, np.uint8)
-    np.savez_compressed(tmp_path / "x.npz", a=np.zeros(100_000), b=np.zeros(10), bits=bits)
+    small = {"bits": np.zeros(3_000, np.uint8), "texts": np.full(200, "ab")}
+    np.savez_compressed(tmp_path / "x.npz", a=np.zeros(100_000), b=np.zeros(10), **small)
     monkeypatch.setattr(npy, "MOST_UNPACKED", 10_000)
     with pytest.raises(InputError, match=r"have 800128 bytes.* most 10000 .* without compress"):
         read_npz(tmp_path / "x.npz", ["a"])
-    with pytest.raises(InputError, match=r"have 12000 bytes, counted with at least 4 a number"):
-        read_npz(tmp_path / "x.npz", ["bits"])
+    for name, num_bytes in {"bits": 12_000, "texts": 12_800}.items():
+        with pytest.raises(InputError, match=f"have {num_bytes} bytes, where a number counts as"):
+            read_npz(tmp_path / "x.npz", [name])
     assert read_npz(tmp_path / "x.npz", ["b"])["b"].size == 10
 
 

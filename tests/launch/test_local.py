@@ -169,6 +169,24 @@ def test_a_signal_to_the_launcher_ends_ranks_blocked_in_a_collective(toy, launch
         assert done.stderr == TOLD[number]
 
 
+def test_a_killed_rank_is_told_of_by_a_launcher_that_is_asked_to_stop_before_it_has_seen_it(toy):
+    with start_command(toy.line("hang"), toy.env) as command:
+        wait_until(lambda: toy.met(0) and toy.met(1), "the ranks meet")
+        launcher = command.popen.pid
+        rank = toy.met(1)
+        assert rank is not None
+        for pid, number in (
+            (launcher, signal.SIGSTOP),
+            (rank, signal.SIGKILL),
+            (launcher, signal.SIGTERM),
+            (launcher, signal.SIGCONT),
+        ):
+            os.kill(pid, number)
+        done = command.wait(PROMPT)
+    told = "vigpipe: rank 1 was ended by SIGKILL; out of memory?\n"
+    assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, told)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_second_signal_kills_ranks_that_are_stuck(toy, number, code):
     """The launcher waits for half a minute, and the second signal was ignored."""

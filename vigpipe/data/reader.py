@@ -11,10 +11,12 @@ reads one sequence of batches after the other, and one that is given up is no sp
 
 import os
 import signal
+import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +29,7 @@ from vigpipe.data.split import Split
 from vigpipe.errors import InputError, WorkerError
 from vigpipe.launch import fork_server
 from vigpipe.launch.device import keep_freed_memory
-from vigpipe.launch.parent_death import die_with_parent
+from vigpipe.launch.parent_death import die_with_fork_server
 
 # Imported once by the fork server, from which workers are forked, because this process has threads
 # by now. A worker imports the main module again, so imports of the command's are listed too.
@@ -135,6 +137,7 @@ class _Workers:
         self._sequence = 0
         self._requests: Iterator[Request | None] = iter(())
         context = fork_server.start_fork_server(PRELOAD)
+        lifeline, self._lifeline = context.Pipe(duplex=False)
         with warnings.catch_warnings():
             # torch warns of more workers than cores, but the user has said how many.
             warnings.simplefilter("ignore", UserWarning)
@@ -146,12 +149,13 @@ class _Workers:
                 num_workers=num_workers,
                 collate_fn=uncollated,
                 timeout=LOOK_SECONDS,
-                worker_init_fn=partial(_init_worker, os.getpid()),
+                worker_init_fn=partial(_init_worker, lifeline),
                 multiprocessing_context=context,
                 generator=torch.Generator(),  # By default it draws from the global one.
                 prefetch_factor=AHEAD,
             )
             self._answers: Any = iter(loader)
+        lifeline.close()
 
     def read(self, requests: Iterable[Request | None]) -> Iterator[Pixels]:
         """Read a sequence; it replaces the one before."""
@@ -186,6 +190,7 @@ class _Workers:
     def close(self) -> None:
         """End the workers; returns when they have ended."""
         self._answers = None  # The loader's iterator ends them when it is deleted.
+        self._lifeline.close()
 
     def _next_answer(self) -> _Answer | None:
         self._free += self._used
@@ -236,9 +241,15 @@ def _uncollated(answer: _Answer | None) -> _Answer | None:
     return answer
 
 
-def _init_worker(rank: int, _worker: int) -> None:
-    """Set up a worker process, which ends with the rank's own fork server, and so with the rank."""
-    die_with_parent(rank)
+def _init_worker(lifeline: Connection, _worker: int) -> None:
+    """Set up a worker process; the rank's end of the lifeline closes however the rank ends."""
+    die_with_fork_server()  # for one that is stopped
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to every process; the rank decides.
     images.NUM_THREADS = 1  # There are several workers instead.
     keep_freed_memory()  # Decoded images are large, and come and go.
+
+    def end_with_the_rank() -> None:
+        lifeline.poll(None)
+        os._exit(0)
+
+    threading.Thread(target=end_with_the_rank, daemon=True).start()

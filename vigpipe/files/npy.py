@@ -23,9 +23,9 @@ from vigpipe.errors import InputError
 from vigpipe.files.names import escaped
 from vigpipe.files.untrusted import opened
 
-# Bytes of the compressed arrays of a file, once they are unpacked; numbers of one byte count for
-# more, since most become int64.
-MOST_UNPACKED, _LEAST_BYTES = 2 << 30, 4
+MOST_UNPACKED = 2 << 30  # bytes of the compressed arrays of a file, once they are unpacked
+# What is counted of them at least: most numbers become int64, and texts objects of Python.
+_LEAST_OF_A_NUMBER, _LEAST_OF_A_TEXT = 4, 64
 MOST_HEADER_BYTES = 1 << 14  # NumPy's own reader takes 10,000 bytes of an array's header
 _MOST_DIRECTORY_BYTES = 1 << 20  # zipfile parses the whole list of a zip file's members
 _PIECE = 1 << 20  # bytes that are unpacked at once
@@ -57,9 +57,10 @@ def read_npz(
         num_bytes = sum(_bytes_unpacked(archive, info) for info in packed)
         if num_bytes > MOST_UNPACKED:
             raise InputError(
-                f"{path}: its compressed arrays have {num_bytes} bytes, counted with at least "
-                f"{_LEAST_BYTES} a number, at most {MOST_UNPACKED} are unpacked into memory; save "
-                "it without compression, np.savez('new.npz', **np.load('old.npz'))"
+                f"{path}: its compressed arrays have {num_bytes} bytes, where a number counts as "
+                f"{_LEAST_OF_A_NUMBER} at least and a text as {_LEAST_OF_A_TEXT}, at most "
+                f"{MOST_UNPACKED} are unpacked into memory; save it without compression, "
+                "np.savez('new.npz', **np.load('old.npz'))"
             )
         return {_name(i): _read_member(archive, i, path, _name(i) in mapped) for i in wanted}
 
@@ -131,8 +132,9 @@ def _name(info: zipfile.ZipInfo) -> str:
 def _bytes_unpacked(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
     check_compression(info)
     with archive.open(info) as stream:
-        shape, *_ = read_header(stream.read(MOST_HEADER_BYTES))
-    return max(info.file_size, _LEAST_BYTES * min(math.prod(shape), info.file_size))
+        shape, _, dtype, _ = read_header(stream.read(MOST_HEADER_BYTES))
+    least = _LEAST_OF_A_TEXT if dtype.kind in "SU" else _LEAST_OF_A_NUMBER
+    return max(info.file_size, least * min(math.prod(shape), info.file_size))
 
 
 def check_compression(info: zipfile.ZipInfo) -> None:

@@ -13,7 +13,7 @@ from vigpipe.files.names import escaped
 # What a file of weights holds is named at its beginning, but torch's legacy files have pickles of a
 # magic number, a version and facts about the system before it.
 _MOST_BYTES, NUM_PICKLES = 1 << 20, 5
-_MOST_DEPTH = 50  # arrays in a matrix of Planetoid's are at 6
+_MOST_DEPTH = 1000  # modules within modules have 4 for each level
 _ADDING = ("APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS", "BUILD")
 _STRINGS = ("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE")
 # What pickles of NumPy's numbers and arrays name; `model.weights` makes none of them.
@@ -42,8 +42,10 @@ def imported_by(path: Path) -> str | None:
 def check_nesting(file: IO[bytes], num_pickles: int = 1) -> None:
     """Raise ValueError for pickles that would make a reader nest, or allocate, without limit.
 
-    It follows how deep each object is nested that the instructions put onto the stack: objects that
-    hold one another a hundred thousand times end the process when they are compared or hashed.
+    It follows how deep each object is nested that the instructions put onto the stack: tuples that
+    hold one another a hundred thousand times end the process when they are compared or hashed. A
+    list or a table that is taken from the memo counts as deep as it was when it was put there; no
+    reader of ours compares those, and Python does not hash them.
     """
     for _ in range(num_pickles):
         _check_nesting(file)

@@ -22,7 +22,7 @@ def start_fork_server(modules: Sequence[str] = ()) -> ForkServerContext:
     """Start the server unless this process has one, and let it import modules; return at once.
 
     Call this from the main thread: the server ends with the thread that started it. Its socket is
-    in a private folder (mode 0700), which is removed even if this process is killed.
+    in a private folder (mode 0700), which is removed even if this process is killed (on Linux).
     """
     server = multiprocessing.get_context("forkserver")
     if modules:
@@ -37,16 +37,23 @@ def start_fork_server(modules: Sequence[str] = ()) -> ForkServerContext:
     blocked_before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         tempfile.tempdir = str(folder_for_sockets())
-        folder = util.get_temp_dir()  # made once in a process; its children have the same
-        variables = {STARTER: str(os.getpid())}
-        if multiprocessing.parent_process() is None:
-            variables[FOLDER_OF_STARTER] = folder
-        with _variables(**variables):
+        util.get_temp_dir()  # made once in a process; multiprocessing remembers it
+        with marked():
             forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked_before)
         tempfile.tempdir = tempdir_before
     return server
+
+
+@contextlib.contextmanager
+def marked() -> Iterator[None]:
+    """Let a server that starts in this context, perhaps anew, end with this process."""
+    variables = {STARTER: str(os.getpid())}
+    if multiprocessing.parent_process() is None:  # children have the folder of their parent
+        variables[FOLDER_OF_STARTER] = util.get_temp_dir()
+    with _variables(**variables):
+        yield
 
 
 def folder_for_sockets() -> Path:

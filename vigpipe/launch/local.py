@@ -21,7 +21,7 @@ from vigpipe.errors import DONE, INTERRUPTED, SAVED
 from vigpipe.launch import fork_server
 from vigpipe.launch.environment import FOLDER_VARIABLE, LAUNCHER_VARIABLE
 from vigpipe.launch.failures import SAVED_FILE
-from vigpipe.launch.parent_death import die_with_parent
+from vigpipe.launch.parent_death import die_with_fork_server
 from vigpipe.launch.processes import RankProcesses
 from vigpipe.launch.second_signal import SAME_SECONDS, left_to_handlers
 from vigpipe.launch.signals import (
@@ -88,7 +88,8 @@ def start_local(
                 supervisor = Supervisor(ranks, folder, replicas)
                 stack.callback(ranks.end)
                 try:
-                    ranks.start(server, _run, calls)
+                    with fork_server.marked():  # if the server has ended, another one is started
+                        ranks.start(server, _run, calls)
                     supervisor.wait()
                     ranks.end()
                     return supervisor.exit_code()
@@ -96,8 +97,8 @@ def start_local(
                     ranks.end(signal.Signals(stopped.signum))  # what is left of them
                     if supervisor.is_done(world_size):
                         return DONE  # the last step had been taken
-                    if any(code < 0 for code in ranks.failures.values()):
-                        return supervisor.exit_code()  # another signal than this one's ended a rank
+                    if not (folder / SAVED_FILE).exists():
+                        supervisor.tell_of_killed()
                     return _code_of_stopped(stopped, folder)
         except Stopped as stopped:
             if stopped.signum == signal.SIGINT:
@@ -113,9 +114,12 @@ def _private_folder() -> tempfile.TemporaryDirectory[str]:
 def find_ranks(launcher: int) -> dict[int, int]:
     """Return the process ids of the ranks of a launcher whose TMPDIR is this one's, by rank."""
     pids: dict[int, int] = {}
-    for path in fork_server.folder_for_sockets().glob(f"pymp-*/vigpipe-{launcher}-*/rank*.pid"):
-        with contextlib.suppress(OSError, ValueError):  # it has just been removed
-            pids[int(path.stem.removeprefix("rank"))] = int(path.read_text())
+    for private in fork_server.folder_for_sockets().glob("pymp-*"):
+        with contextlib.suppress(OSError, ValueError):  # something has just been removed
+            if private.lstat().st_uid != os.getuid():  # others may have folders of this name
+                continue
+            for path in private.glob(f"vigpipe-{launcher}-*/rank*.pid"):
+                pids[int(path.stem.removeprefix("rank"))] = int(path.read_text())
     return pids
 
 
@@ -143,7 +147,7 @@ def _variables(rank: int, world_size: int, threads: int, folder: Path) -> dict[s
 
 def _run(main: str, arguments: list[str], variables: Mapping[str, str]) -> None:
     """Call main as a rank, in a fork of the server."""
-    die_with_parent(int(variables[LAUNCHER_VARIABLE]))
+    die_with_fork_server()
     # Ctrl-C ends this fork, which has nothing to tell, until it trains, and saves first.
     leave_ignored(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # the server has blocked it

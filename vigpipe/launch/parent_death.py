@@ -15,24 +15,31 @@ import sys
 import time
 
 from vigpipe.launch.fork_server import FOLDER_OF_STARTER, STARTER
-from vigpipe.launch.watchdog import has_ended
 
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2); a fork does not inherit it
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 0.05
 _REMOVAL_SECONDS = 5.0  # ranks that are being killed may still write for a moment
 
 
-def die_with_parent(starter: int) -> None:
+_server: int | None = None  # the fork server that has imported this, or that this is a fork of
+
+
+def die_with_parent(parent: int) -> None:
     """Let the kernel kill this process, stopped or not, when its parent ends (Linux only).
 
-    `starter` is the parent, or the process whose end ends the parent: if it has ended before this
-    call, this process ends now.
+    More exactly, when the thread ends that has made this process. If the parent has ended before
+    this call, this process ends now.
     """
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    if has_ended(starter):
-        os._exit(1)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def die_with_fork_server() -> None:
+    """Let the kernel kill this fork of the server when that ends, and so when its starter does."""
+    if _server is not None:
+        die_with_parent(_server)
 
 
 def _start_cleaner(starter: int, folder: str) -> None:
@@ -71,7 +78,9 @@ def _clean(parent: int, starter: int, folder: str) -> None:
 
 
 if sys.platform == "linux" and STARTER in os.environ:
+    _server = os.getpid()
     _starter = int(os.environ.pop(STARTER))
     if FOLDER_OF_STARTER in os.environ:
-        _start_cleaner(_starter, os.environ.pop(FOLDER_OF_STARTER))
+        with contextlib.suppress(OSError):  # the folder may stay, where a kernel has no such files
+            _start_cleaner(_starter, os.environ.pop(FOLDER_OF_STARTER))
     die_with_parent(_starter)

@@ -67,6 +67,13 @@ class Supervisor:
             tell(cause.sentence)
         return cause.code
 
+    def tell_of_killed(self) -> None:
+        """Tell of ranks outside of lost replicas that were ended by a signal from elsewhere."""
+        failures = self._ranks.failures.items()
+        killed = {rank for rank, code in failures if code < 0 and self._is_kept(rank)}
+        if killed:
+            tell(self._cause_among(killed).sentence)
+
     def _is_kept(self, rank: int) -> bool:
         return self._replica_of.get(rank) not in self._leave_until
 

@@ -4,6 +4,7 @@ A file that does not fit the model exactly is refused; `match_state` lists the f
 """
 
 import argparse
+import io
 import mmap
 import re
 import stat
@@ -122,10 +123,16 @@ def _read_zip(path: Path) -> Any:
         if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
             # torch would map the compressed bytes as numbers, and unpack a pickle of any size.
             raise ValueError("it is compressed, which torch.save never does; pack it with zip -0")
-        for name in archive.namelist():
-            if name.endswith("data.pkl"):
-                with archive.open(name) as file:
-                    check_nesting(file)
+    # What torch finds in the file, where other readers of zip files may find something else.
+    content = torch._C.PyTorchFileReader(str(path))
+    names = [name.lower() for name in content.get_all_records()]
+    if len(set(names)) < len(names):
+        raise ValueError("two of its members have the same name")
+    # Before torch 2.12, nothing but unpacking it tells how large it is.
+    size_of = getattr(content, "get_record_size", lambda name: len(content.get_record(name)))
+    if size_of("data.pkl") > path.stat().st_size:
+        raise ValueError("its pickle is compressed, which torch.save never does")
+    check_nesting(io.BytesIO(content.get_record("data.pkl")))
     return _read_torch(path, maps_file=True)
 
 

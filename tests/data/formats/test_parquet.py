@@ -112,8 +112,11 @@ def rename(path):
         other.rename(other.with_name(f"{number}.parquet"))
 
 
-def write_labels(path, labels):
-    pq.write_table(table("train", label=pa.array(labels)), path)
+def write_labels(path, labels, **options):
+    pq.write_table(table("train", label=pa.array(labels)), path, **options)
+
+
+DELTA = {"use_dictionary": False, "column_encoding": {"label": "DELTA_BYTE_ARRAY"}}
 
 
 REFUSED = [
@@ -121,6 +124,7 @@ REFUSED = [
     (lambda path: next(path.parent.glob("test*")).unlink(), "files of train, exp"),
     (rename, "has parquet files of no split, expected train and one of test"),
     (lambda path: write_labels(path, ["a"] * 12), "one are texts and one are numbers"),
+    (lambda path: write_labels(path, ["a"] * 12, **DELTA), "save .* class_encode_column\\('label'"),
     (lambda path: pq.write_table(table("train")[:0], path), "there are no train images"),
     (lambda path: (path.unlink(), os.mkfifo(path)), "is not a regular file"),  # nobody waits
 ]

@@ -54,6 +54,9 @@ def test_a_text_that_many_rows_have_is_one_text():
     labels = read_labels(pa.chunked_array(chunks), Path(WHERE))
     assert labels.tolist() == ["b", "a", "b", "c"]
     assert labels[0] is labels[2]
+    absent = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["a", None]))
+    with pytest.raises(InputError, match="1 of 2 rows have no label"):
+        read_labels(pa.chunked_array([absent]), Path(WHERE))
 
 
 CLASSES = {"_type": "ClassLabel", "names": ["a"]}

@@ -265,16 +265,21 @@ def read_labels(column: "pa.ChunkedArray", path: Path) -> np.ndarray:
     import pyarrow as pa
 
     column.validate(full=True)
-    if column.null_count:
+    has_texts_once = pa.types.is_dictionary(column.type) and _is_text(column.type)
+    num_absent = column.null_count
+    if has_texts_once:
+        num_absent += sum(chunk.dictionary.null_count for chunk in column.chunks)
+    if num_absent:
         raise InputError(
-            f"{path}: {column.null_count} of {len(column)} rows have no label; leave them out, or "
-            "take another split"
+            f"{path}: {num_absent} of {len(column)} rows have no label; leave them out, or take "
+            "another split"
         )
-    if pa.types.is_dictionary(column.type) and _is_text(column.type):
-        chunks = column.chunks
-        texts = [chunk.dictionary.cast(pa.large_string()).to_numpy(False) for chunk in chunks]
-        found = [t[chunk.indices.to_numpy()] for t, chunk in zip(texts, chunks, strict=True)]
-        return np.concatenate([np.empty(0, object), *found])
+    if has_texts_once:
+        found = [np.empty(0, object)]
+        for chunk in column.chunks:
+            texts = chunk.dictionary.cast(pa.large_string()).to_numpy(zero_copy_only=False)
+            found.append(texts[chunk.indices.to_numpy()])
+        return np.concatenate(found)
     if _is_text(column.type):
         return column.cast(pa.large_string()).to_numpy()
     return column.cast(pa.int64()).to_numpy().copy()
