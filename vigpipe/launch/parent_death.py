@@ -15,6 +15,7 @@ import sys
 import time
 
 from vigpipe.launch.fork_server import FOLDER_OF_STARTER, STARTER
+from vigpipe.launch.watchdog import has_ended
 
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2); a fork does not inherit it
 _LOOK_SECONDS = 0.05
@@ -32,7 +33,7 @@ def die_with_parent(parent: int) -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-        if os.getppid() != parent:
+        if os.getppid() != parent and has_ended(parent):
             os._exit(1)
 
 
