@@ -133,9 +133,9 @@ def test_a_run_scores_its_validation_images_and_lets_them_choose(tmp_path, capsy
         summary["best"] | {"value": numbers["ema"]["loss"], "images": "validation"}
         == (summary["best"])
     )
-    _, _, held_out, line, best, _ = capsys.readouterr().out.splitlines()
+    *_, held_out, line, best, _ = capsys.readouterr().out.splitlines()
     assert held_out == f"30 of {NUM_TRAIN} training images are held out for validation"
-    assert re.match(r"epoch 1: training loss [0-9.]+; validation loss [0-9.]+, top-1 ", line)
+    assert re.match(r"epoch 1 of \d+: training loss [0-9.]+; validation loss [0-9.]+, top-1 ", line)
     assert "of the moving average on the validation images, which chose it" in best
     validation = open_source("digits.npz", seed=5, validation=0.2).validation
     assert isinstance(validation, Split)
@@ -174,12 +174,16 @@ def test_the_weights_load_into_the_unsplit_model_and_score_the_same(run, request
 
 
 def test_one_rank_speaks_in_lines_and_draws_no_bar_into_a_file(four_ranks):
-    first, images, evaluation, last = (four_ranks / "stdout").read_text().splitlines()
-    assert "2 replicas × 2 stages, 2 micro-batches" in first
-    assert images == "10 classes (0, 1, 2, 3, 4, …), 144 training and 24 test images"
-    assert re.match(r"epoch 1: training loss [0-9.]+; test loss [0-9.]+,", evaluation)
+    lines = (four_ranks / "stdout").read_text().splitlines()
+    images, course, layout, evaluation, last = [x for x in lines if not x.startswith("load ")]
+    assert images == (
+        "vig_digits on digits.npz: 144 training and 24 test images in 10 classes (0, 1, 2, 3, 4, …)"
+    )
+    assert re.fullmatch(r"3 steps of \d+ images, \d\.\d epochs; [\d,]+ parameters", course)
+    assert layout.startswith("2 replicas × 2 stages, 2 micro-batches, gpipe, on cpu; results in ")
+    assert re.match(r"epoch 1 of 1: training loss [0-9.]+; test loss [0-9.]+,", evaluation)
     assert str(four_ranks) in last
-    assert "\x1b" not in first + evaluation + last
+    assert "\x1b" not in "".join(lines)
 
 
 # ---- losses ---------------------------------------------------------------------------------

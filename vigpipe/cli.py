@@ -121,7 +121,7 @@ def make_app(arguments: list[str]) -> App:
         from vigpipe.report.page import write_report
 
         write_report(runs, out)
-        print(one_line(str(out)))
+        print(one_line(f"{out}: open it in a browser"))
 
     @app.command(name="doctor")
     def doctor_() -> None:

@@ -41,6 +41,12 @@ def one_line(sentence: str) -> str:
     return escaped(words, LONGEST_SENTENCE)
 
 
+def plural(number: int, noun: str) -> str:
+    """Count what a noun names: 1 stage, 1,024 epochs, 2 batches."""
+    ending = "" if number == 1 else "es" if noun.endswith(("tch", "s", "x")) else "s"
+    return f"{number:,} {noun}{ending}"
+
+
 def line(sentence: str) -> str:
     """Return the line that `tell` prints, with the newline at its end."""
     return f"vigpipe: {one_line(sentence)}\n"

@@ -38,6 +38,7 @@ from vigpipe.run.evaluation import evaluate_all
 from vigpipe.run.events import open_events, read_events, take_over_events
 from vigpipe.run.facts import Run
 from vigpipe.run.folder import AVERAGED_WEIGHTS, WEIGHTS, lock
+from vigpipe.run.header import header
 from vigpipe.run.others import Others
 from vigpipe.run.rank import RankState, make_rank_state
 from vigpipe.run.reporter import Reporter
@@ -86,8 +87,7 @@ class Training(Loop):
         recorder = make_recorder(run, rank, device)
         self._state = state = make_rank_state(run, rank, device, recorder, recorded)
         self.reporter = reporter = Reporter(state, folder)
-        reporter.log(f"{config.model} on {run.job.name}: {run.layout}, {device}, {folder}")
-        for note in run.notes:
+        for note in (*header(run, device, folder), *run.notes):
             reporter.log(note)
 
         resumed = resume(state, folder, reporter.log)
@@ -176,14 +176,14 @@ class Training(Loop):
                 scores = self._others.together(self._evaluate_shared)
             else:
                 take_over_merged(self._state)
-                scores = evaluate_all(self._state)
+                scores = evaluate_all(self._state, self.reporter.progress.tell_of_test)
         self.reporter.add_scores(epoch, scores)
         self._scores, self._is_evaluated = scores, True
         return self._checkpoints.is_best(scores)
 
     def _evaluate_shared(self, left: Counterparts) -> Scores:
         share_evaluation(self._state, left)
-        return evaluate_all(self._state)
+        return evaluate_all(self._state, self.reporter.progress.tell_of_test)
 
     def apply(self, pushed: Pushed) -> None:
         strategy = self._state.strategy
@@ -270,7 +270,7 @@ class Training(Loop):
             self._settle(left, own_steps)
             accounts = gather_accounts(state, own_steps.account(), own_steps.membership.all_gather)
         elif self._scores is None:  # the checkpoint was of the last step
-            self._scores = evaluate_all(state)
+            self._scores = evaluate_all(state, self.reporter.progress.tell_of_test)
         counted = accounts, gather_compression(state), gather_sent(state)
         timing = None if state.recorder is None else gather_timing(state, self._clocks)
         save = save_run_weights if state.wide_rows is None else save_wide_weights

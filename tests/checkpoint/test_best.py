@@ -31,7 +31,7 @@ def scores(top1, loss=1.0, average=None):
 def play(monkeypatch, *all_scores):
     """Let the evaluations of runs say this, one after another."""
     script = iter(all_scores)
-    monkeypatch.setattr(training, "evaluate_all", lambda _: next(script))
+    monkeypatch.setattr(training, "evaluate_all", lambda *_: next(script))
 
 
 def steps(folder):

@@ -76,7 +76,7 @@ def test_another_word_lists_what_there_is():
     form = r"a graph file \(\*\.npz\), a prepared folder or sbm:NODES"
     words = "coral", "graph.npy", "", "/tmp", "ogbn-mag", "sbm"
     rows = [(word, f"^--data {word}: no such graph; give one of {names}, {form}") for word in words]
-    check_refusals(rows, opened)
+    check_refusals([*rows, (__file__, r"is not a graph file \(\*\.npz\); make one")], opened)
 
 
 def test_a_graph_that_memory_does_not_hold_is_named(monkeypatch):

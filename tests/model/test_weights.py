@@ -225,7 +225,7 @@ def test_everything_that_does_not_fit_is_in_one_error():
     message = str(caught.value)
     assert message.startswith("w.pth: does not fit the model: 2 missing: stem.convs.0.bias, predic")
     assert "1 unexpected: backbone.9.0.fc1.0.weight;" in message
-    assert "2 misshapen: stem.convs.0.weight (24x3x3x3 in the file, 24x1x3x3 in" in message
+    assert "2 of another shape: stem.convs.0.weight (24x3x3x3 in the file, 24x1x3x3 in" in message
     assert "prediction.1.bias (1024 int64 in the file, 1024 in the model)" in message
 
 
@@ -236,7 +236,7 @@ def test_long_lists_are_cut_and_counted_and_complex_numbers_do_not_become_real_o
     with pytest.raises(InputError, match=rf"{count} missing: .* and {count - 10} more;"):
         match_state(state, built(), "w.pth")
     whole["prediction.4.bias"] = torch.ones(10, dtype=torch.complex64)
-    with pytest.raises(InputError, match=r"1 misshapen: prediction\.4\.bias \(10 complex64"):
+    with pytest.raises(InputError, match=r"1 of another shape: prediction\.4\.bias \(10 complex64"):
         match_state(whole, built(), "w.pth")
 
 
@@ -340,7 +340,7 @@ def test_what_cannot_be_relative_positions_is_refused(compat):
     model = built("pvig_cifar_ti", img_size=(12, 12), compat=compat)
     table = torch.ones(1, 64, 4)
     for state[TABLE] in (table[0], table[:, :0], table.long()):
-        with pytest.raises(InputError, match=r"1 misshapen: backbone\.0\.0\.relative_pos"):
+        with pytest.raises(InputError, match=r"1 of another shape: backbone\.0\.0\.relative_pos"):
             match_state(state, model, "w")
 
 

@@ -100,11 +100,13 @@ def test_a_row_and_a_line_tell_which_images_a_score_is_of():
     of_validation = replace(average, top1=0.125)
     alone, scores = Scores(test, average), Scores(test, average, validation, of_validation)
     assert str(alone) == (
-        "test loss 0.5000, top-1 75.00%, top-5 100.00% of 8 images; moving average: top-1 50.00%"
+        "test loss 0.5000, top-1 75.00%, top-5 100.00% of 8 images; "
+        "test with averaged weights: loss 0.2500, top-1 50.00% of 8 images"
     )
     assert str(scores) == (
         "validation loss 0.5000, top-1 25.00% of 4 images; test loss 0.5000, top-1 75.00%, "
-        "top-5 100.00% of 8 images; moving average: validation top-1 12.50%, test top-1 50.00%"
+        "top-5 100.00% of 8 images; validation with averaged weights: loss 0.2500, top-1 12.50% "
+        "of 8 images; test with averaged weights: loss 0.2500, top-1 50.00% of 8 images"
     )
     table = {
         **{"loss": 0.5, "top1": 0.25, "top5": 1.0, "images": 4},

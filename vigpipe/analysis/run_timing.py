@@ -221,7 +221,7 @@ def describe(timing: Timing, fmt: str = "simple") -> str:
     bubble = timing.bubble
     if bubble is not None:
         sections += [f"{heading}The bubble", bubble_sentence(bubble)]
-    sections += [f"{heading}As in the study's tables", study_table(timing.rows, fmt)]
+    sections += [f"{heading}Per phase (format of docs/study.md)", study_table(timing.rows, fmt)]
     if fmt == "github":
         sections.append(tables(timing.rows))
     peaks = [f"rank {rank}: {peak / 1e6:.0f} MB" for rank, peak in enumerate(timing.peak_bytes)]

@@ -17,6 +17,7 @@ from vigpipe.analysis.run_timing import (
 from vigpipe.config.files import as_toml
 from vigpipe.job.score import Scores
 from vigpipe.launch.device import synchronize
+from vigpipe.messages import plural
 from vigpipe.run.batches import batches
 from vigpipe.run.evaluation import evaluate
 from vigpipe.run.facts import Run
@@ -25,6 +26,8 @@ from vigpipe.run.record import RunRecord, step_row
 from vigpipe.run.step import complete_step, train_step
 from vigpipe.run.summary import gather_compression, gather_sent, summarize
 from vigpipe.timing.clock import read_clocks
+
+_FEWEST = 8  # timed and untimed steps whose medians can be compared
 
 
 def time_steps(
@@ -84,7 +87,9 @@ def time_steps(
     record.finish(summary)
     write_timing(timing, run, folder, device)
     print(f"{run.config.model} on {run.job.name}: {run.layout}, {device}\n\n{describe(timing)}\n")
-    if len(medians) == 2:
+    if len(of_full[1]) < _FEWEST:
+        print(f"Too few steps to see what timing costs ({plural(len(of_full[0]), 'timed step')}).")
+    else:
         timed, untimed = medians["timed"], medians["untimed"]
         print(
             f"Every other step ran untimed: {1e3 * untimed:.3f} ms (median), timed "

@@ -30,6 +30,7 @@ from vigpipe.files.names import MOST_NAMED, first_few
 from vigpipe.job.feed import Needs
 from vigpipe.job.job import TrialStep
 from vigpipe.job.rows import Fill, partial_batch
+from vigpipe.messages import plural
 from vigpipe.model.gnn.columns import WideShare
 from vigpipe.model.slicing import Slicing
 from vigpipe.model.staged import StagedModel
@@ -67,12 +68,16 @@ class ImageJob:
         return (("test",),) if self.source.validation is None else (("test",), ("validation",))
 
     @property
+    def description(self) -> str:
+        source = self.source
+        return (
+            f"{len(source.train):,} training and {len(source.test):,} test images in "
+            f"{source.num_classes:,} classes ({first_few(source.class_names)})"
+        )
+
+    @property
     def notes(self) -> tuple[str, ...]:
         source, notes = self.source, list[str]()
-        notes.append(
-            f"{source.num_classes} classes ({first_few(source.class_names)}), "
-            f"{len(source.train):,} training and {len(source.test):,} test images"
-        )
         for what, split in (("training", source.train), ("test", source.test)):
             has_some = np.isin(np.arange(source.num_classes), split.labels)
             if not has_some.all():
@@ -160,7 +165,7 @@ class ImageJob:
     typical_microbatch = None
 
     def describe_step(self, layout: Layout) -> str:
-        return f"{self.batch_size(layout)} samples"
+        return plural(min(self.batch_size(layout), len(self.source.train)), "image")
 
     def steps_per_epoch(self, layout: Layout) -> int:
         return num_steps(len(self.source.train), self.batch_size(layout))

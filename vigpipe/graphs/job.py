@@ -16,7 +16,7 @@ from vigpipe.config.halo import parse_halo
 from vigpipe.config.of_weights import options_in_weights
 from vigpipe.config.options import TrainConfig, of_sampler
 from vigpipe.errors import InputError
-from vigpipe.files.names import escaped
+from vigpipe.files.names import escaped, first_few
 from vigpipe.files.weights_metadata import metadata_if_any
 from vigpipe.graphs.features import WEIGHTS, are_sparse, as_text, kept_weights
 from vigpipe.graphs.feed import GraphFeed
@@ -37,6 +37,7 @@ from vigpipe.graphs.split.sharding import ShardedByParts, ShardedByRows, Shardin
 from vigpipe.job.feed import Needs
 from vigpipe.job.job import TrialStep
 from vigpipe.job.rows import Fill, partial_batch
+from vigpipe.messages import plural
 from vigpipe.model.gnn.by_columns import ByColumns
 from vigpipe.model.gnn.columns import WideShare
 from vigpipe.model.gnn.create import create_graph_model
@@ -89,14 +90,18 @@ class GraphJob:
         return (("validation", "test") if has_validation else ("test",),)
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def description(self) -> str:
         graph = self.graph
-        whole = (
+        return (
             f"{graph.num_nodes:,} nodes, {graph.num_edges:,} directed edges, "
-            f"{graph.num_features:,} features, {graph.num_classes} classes"
+            f"{graph.num_features:,} features, {graph.num_classes:,} classes "
+            f"({first_few(graph.class_names)})"
         )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
         shared = str(self.rank_parts) if self._has_halos else ""
-        return (whole, *graph.notes, *filter(None, (self.sampler.describe(), shared)))
+        return (*self.graph.notes, *filter(None, (self.sampler.describe(), shared)))
 
     @property
     def _has_halos(self) -> bool:
@@ -242,7 +247,7 @@ class GraphJob:
     def describe_step(self, layout: Layout) -> str:
         number = layout.num_replicas * layout.num_microbatches
         what = "the whole graph" if self.config.sampler == "full" else "a sub-graph"
-        return what if number == 1 else f"{number} sub-graphs"
+        return what if number == 1 else plural(number, "sub-graph")
 
     def steps_per_epoch(self, layout: Layout) -> int:
         return steps_per_epoch(self.sampler, layout)

@@ -59,6 +59,11 @@ def open_graph(
         elif data.lower() in named.DATA_SETS:
             graph = named.read(named.DATA_SETS[data.lower()], data_dir, download=download)
         else:
+            if path.is_file():
+                raise InputError(
+                    f"--data {data}: is not a graph file (*{SUFFIX}); make one as "
+                    "docs/graph-data.md says"
+                )
             names = ", ".join(data_set.name for data_set in named.DATA_SETS.values())
             raise InputError(
                 f"--data {data}: no such graph; give one of {names}, a graph file (*{SUFFIX}), a "

@@ -48,6 +48,11 @@ class JobFacts(Protocol):
         ...
 
     @property
+    def description(self) -> str:
+        """How many samples and classes the data have, in a phrase."""
+        ...
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Sentences that the user should read before the run."""
         ...

@@ -38,7 +38,7 @@ class Score:
         """Describe the score by some of its numbers."""
         numbers = self.numbers()
         texts = ", ".join(as_text(name, numbers[name]) for name in names)
-        return f"{texts} of {self.num_samples} {self.unit}"
+        return f"{texts} of {self.num_samples:,} {self.unit}"
 
     def __str__(self) -> str:
         return self.in_words(*self.numbers())
@@ -119,12 +119,10 @@ class Scores(NamedTuple):
             best = self.validation.in_words("loss", self.validation.main_name)
             parts.append(f"validation {best}")
         parts.append(f"test {self.test}")
-        if self.average is not None:
-            average = as_text(self.average.main_name, self.average.main)
-            if self.validation_average is not None:
-                validation = as_text(self.average.main_name, self.validation_average.main)
-                average = f"validation {validation}, test {average}"
-            parts.append(f"moving average: {average}")
+        for split, score in (("validation", self.validation_average), ("test", self.average)):
+            if score is not None:
+                words = score.in_words("loss", score.main_name)
+                parts.append(f"{split} with averaged weights: {words}")
         return "; ".join(parts)
 
 

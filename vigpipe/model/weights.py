@@ -380,7 +380,7 @@ def with_relative_positions(
             if not is_relative:
                 matched[name] = state[name]  # `Differences` calls it unexpected
         elif name in state and not _is_table(state[name]):
-            matched[name] = state[name]  # `Differences` calls it misshapen
+            matched[name] = state[name]  # `Differences` says that it has another shape
         else:
             assert isinstance(model, VisionGnn)
             block = int(name.split(".")[1])
@@ -439,8 +439,12 @@ class Differences:
 
     def __str__(self) -> str:
         parts: list[str] = []
-        for kind in ("missing", "unexpected", "misshapen"):
-            names: Sequence[str] = getattr(self, kind)
+        kinds = {
+            "missing": self.missing,
+            "unexpected": self.unexpected,
+            "of another shape": self.misshapen,
+        }
+        for kind, names in kinds.items():
             if names:
                 more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
                 parts.append(f"{len(names)} {kind}: {', '.join(names[:MOST_NAMED])}{more}")

@@ -29,6 +29,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vigpipe.errors import InputError
+from vigpipe.messages import plural
 from vigpipe.proof import prove_group
 from vigpipe.schedules import Schedule, check_degrees
 
@@ -142,23 +143,28 @@ class Layout:
                 f"{self.world_size}; start {self.world_size} ranks or change the two options"
             )
 
+    def in_short(self) -> str:
+        """Describe what is cut or copied; an empty text where one rank takes whole batches."""
+        replicas, of_replica = self._ranks()
+        cuts = self.pipeline_size * self.virtual_stages * self.num_shards
+        has_several = self.num_replicas > 1 or self.has_server
+        parts = [" × ".join([*[replicas] * has_several, *[of_replica] * (cuts > 1)])]
+        parts += [plural(self.num_microbatches, "micro-batch")] * (self.num_microbatches > 1)
+        parts += [self.schedule] * (self.pipeline_size > 1)
+        return ", ".join(filter(None, parts))
+
     def __str__(self) -> str:
-        virtual = f" ({self.virtual_stages} each)" if self.virtual_stages > 1 else ""
-        replicas = _counted(self.num_replicas, "worker" if self.has_server else "replica")
+        ranks = " × ".join(self._ranks())
+        return f"{ranks}, {plural(self.num_microbatches, 'micro-batch')}, {self.schedule}"
+
+    def _ranks(self) -> tuple[str, str]:
+        """Return what there is of replicas, and in each of them, in words."""
+        replicas = plural(self.num_replicas, "worker" if self.has_server else "replica")
         if self.has_server:
             replicas = f"({replicas} + a server)"
-        of_replica = f"{_counted(self.pipeline_size, 'stage')}{virtual}"
-        if self.num_shards > 1:
-            of_replica = _counted(self.num_shards, "shard")
-        return (
-            f"{replicas} × {of_replica}, "
-            f"{_counted(self.num_microbatches, 'micro-batch')}, {self.schedule}"
-        )
-
-
-def _counted(number: int, noun: str) -> str:
-    plural = noun + ("es" if noun.endswith("ch") else "s")
-    return f"{number} {noun if number == 1 else plural}"
+        virtual = f" ({self.virtual_stages} each)" if self.virtual_stages > 1 else ""
+        of_replica = f"{plural(self.pipeline_size, 'stage')}{virtual}"
+        return replicas, plural(self.num_shards, "shard") if self.num_shards > 1 else of_replica
 
 
 class Groups(NamedTuple):

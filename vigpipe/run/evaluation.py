@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 
@@ -16,13 +16,16 @@ from vigpipe.run.rank import RankState
 MOST_AHEAD = 2  # batches that are handed to a GPU ahead of what it does; they take pinned memory
 
 
-def evaluate_all(rank_state: RankState) -> Scores:
+Tell = Callable[[int], None]  # is called with the number of each batch, counted from 1
+
+
+def evaluate_all(rank_state: RankState, tell: Tell | None = None) -> Scores:
     """Score the weights, and their moving average if there is one; all ranks call this together."""
-    scores = evaluate_passes(rank_state)
+    scores = evaluate_passes(rank_state, tell=tell)
     averages: dict[str, Score] = {}
     if rank_state.trained.ema is not None:
         with rank_state.trained.averaged():
-            averages = evaluate_passes(rank_state)
+            averages = evaluate_passes(rank_state, tell=tell)
     return Scores(
         test=scores.get("test"),
         average=averages.get("test"),
@@ -31,16 +34,23 @@ def evaluate_all(rank_state: RankState) -> Scores:
     )
 
 
-def evaluate_passes(rank_state: RankState, *, own: bool = False) -> dict[str, Score]:
+def evaluate_passes(
+    rank_state: RankState, *, own: bool = False, tell: Tell | None = None
+) -> dict[str, Score]:
     """Score all splits of the data, those together that the job scores so; see `evaluate`."""
     scores: dict[str, Score] = {}
     for splits in rank_state.run.job.passes:
-        scores |= evaluate(rank_state, splits, own=own) or {}
+        scores |= evaluate(rank_state, splits, own=own, tell=tell) or {}
     return scores
 
 
 def evaluate(
-    rank_state: RankState, splits: Sequence[str], most: int | None = None, *, own: bool = False
+    rank_state: RankState,
+    splits: Sequence[str],
+    most: int | None = None,
+    *,
+    own: bool = False,
+    tell: Tell | None = None,
 ) -> Mapping[str, Score] | None:
     """Score splits of the data together; None on ranks without the last stage; all ranks call this.
 
@@ -67,6 +77,8 @@ def evaluate(
                 logits = logits_of(batch)
         if logits is not None:
             tally.add(batch, logits)
+        if tell is not None:
+            tell(number)
     sums = tally.sums
     with scorers.at_once():
         if pipeline.has_last:

@@ -26,8 +26,10 @@ class RunProgress:
         steps_done: int,
         log_every: int | str | None,
         unit: str = "images",
+        num_epochs: int = 1,
     ) -> None:
         self._console, self._num_steps, self._unit = console, num_steps, unit
+        self._num_epochs = num_epochs
         if log_every is None:
             self._interval, self._has_lines = _HALF_A_MINUTE, not console.is_terminal
         else:
@@ -84,16 +86,25 @@ class RunProgress:
         facts = f"lr {lr:.3g}, {rate:.3g} {self._unit}/s"
         if self._num_losses:
             facts = f"loss {self._loss_sum / self._num_losses:.4f}, {facts}"
-        self._bar.update(self._task, completed=step, description=f"epoch {epoch}: {facts}")
+        of_all = f"{self.of_epochs(epoch)}: {facts}"
+        self._bar.update(self._task, completed=step, description=of_all)
         is_new, self._last_step = step > self._last_step, step
         if is_new and self._interval.is_over(step, now - self._begun):
             if self._has_lines:
                 left = f", {self._left(step, now)} left" if step > self._first_step else ""
-                line = f"step {step} of {self._num_steps}, epoch {epoch}: {facts}{left}"
+                line = f"step {step:,} of {self._num_steps:,}, {of_all}{left}"
                 self._console.print(line, markup=False)
             self._begun = now
             self._num_rows, self._seconds = 0, 0.0
             self._num_losses, self._loss_sum = 0, 0.0
+
+    def tell_of_test(self, batch: int) -> None:
+        """Show how far an evaluation is."""
+        description = f"{self.of_epochs(max(1, self._epoch))}: testing, batch {batch:,}"
+        self._bar.update(self._task, description=description)
+
+    def of_epochs(self, epoch: int) -> str:
+        return f"epoch {epoch:,} of {self._num_epochs:,}"
 
     def _left(self, step: int, now: float) -> timedelta:
         assert self._first_step is not None

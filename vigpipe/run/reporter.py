@@ -66,7 +66,10 @@ class Reporter:
         run, step = self._state.run, self._state.step
         self.loss = loss
         config, unit = run.config, run.job.unit
-        self.progress = RunProgress(self.console, run.num_steps, step, config.log_every, unit)
+        num_epochs = run.course.epoch(run.num_steps - 1)
+        self.progress = RunProgress(
+            self.console, run.num_steps, step, config.log_every, unit, num_epochs
+        )
 
         def open_record() -> RunRecord | None:
             if not self._state.is_writer:
@@ -202,7 +205,7 @@ class Reporter:
         if self.record is not None and scores.test is not None:
             training_loss = self.record.add_evaluation(epoch, scores.as_row())
             told = "" if training_loss is None else f"training loss {training_loss:.4f}; "
-            self.log(f"epoch {epoch}: {told}{scores}")
+            self.log(f"{self.progress.of_epochs(epoch)}: {told}{scores}")
         self.progress.resume()
 
 

@@ -96,7 +96,7 @@ def _keep_mean(rank_state: RankState, left: Counterparts, own_steps: OwnSteps) -
     if num == 1:
         return "kept the weights of the only one that is left"
     if not farthest:
-        return f"{what}, which are equal since they were averaged"
+        return f"the {what} were averaged: one set of weights"
     return (
         f"kept the mean of {what}, of which the farthest differs from it by "
         f"{farthest:.2%} of its norm"

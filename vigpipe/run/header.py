@@ -1,0 +1,59 @@
+"""Say before a run what it will do: data and model, steps and weights, layout and machine."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from vigpipe.files.weights_metadata import metadata_if_any
+from vigpipe.messages import plural
+from vigpipe.run.facts import Run
+
+_CROWDED = 1.5  # programs that want to run, for each core
+
+
+def header(run: Run, device: torch.device, folder: Path) -> Iterator[str]:
+    """Describe a run in a few lines; its notes follow."""
+    yield f"{run.config.model} on {run.job.name}: {run.job.description}"
+    yield "; ".join([_course(run), _parameters(run), *_weights(run)])
+    yield f"{', '.join(filter(None, (run.layout.in_short(), f'on {device}')))}; results in {folder}"
+    if device.type == "cpu":
+        yield from crowded(os.getloadavg()[0], len(os.sched_getaffinity(0)), run.config.threads)
+
+
+def _course(run: Run) -> str:
+    course, job = run.course, run.job
+    of_step = job.describe_step(run.batch_layout)
+    steps = f"{plural(course.steps_per_epoch, 'step')} of {of_step}"
+    each = " of each sub-network" if run.has_subnetworks else ""
+    num_epochs, more = divmod(course.num_steps, course.steps_per_epoch)
+    if more:
+        epochs = course.num_steps / course.steps_per_epoch
+        return f"{plural(course.num_steps, 'step')} of {of_step}{each}, {epochs:.1f} epochs"
+    return f"{plural(num_epochs, 'epoch')} of {steps}{each}"
+
+
+def _parameters(run: Run) -> str:
+    num = sum(parameter.numel() for parameter in run.wide_model.parameters())
+    return f"{num / 1e6:.1f} M parameters" if num >= 1e6 else f"{num:,} parameters"
+
+
+def _weights(run: Run) -> Iterator[str]:
+    path = run.config.weights
+    if path is None:
+        return
+    kept = ""
+    if run.config.new_classifier:
+        last, _ = run.wide_model.classifier()
+        before, now = metadata_if_any(path).get("num_classes"), str(len(run.job.class_names))
+        classes = "" if before in (None, now) else f" ({before} → {now} classes)"
+        kept = f", except {last.rstrip('.')}{classes}"
+    yield f"weights from {path}{kept}"
+
+
+def crowded(load: float, num_cores: int, threads: int | None) -> Iterator[str]:
+    """Say that other programs slow a run down, if so many want to run as the load says."""
+    if load > _CROWDED * num_cores:
+        advice = "steps take longer than alone" if threads == 1 else "--threads 1 may be faster"
+        yield f"load {load:.0f} on {plural(num_cores, 'core')}: {advice}"
