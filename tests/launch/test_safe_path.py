@@ -40,7 +40,7 @@ def foreign(tmp_path, monkeypatch):
 def test_no_module_of_the_current_folder_is_run(foreign, how):
     (foreign.parent / "script.py").write_text(
         "import vigpipe; vigpipe.train(out='run', model='vig_digits', data='digits.npz', threads=1,"
-        "steps=1, batch_size=36, workers=1)"
+        "steps=1, batch_size=36)"
     )
     done = subprocess.run([sys.executable, *how.split()], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
