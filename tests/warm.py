@@ -36,7 +36,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from tests.small_model import take_model
-from vigpipe.launch.fork_server import FOLDER_OF_STARTER, STARTER
+from vigpipe.launch.fork_server import FOLDER_OF_STARTER, marks
 from vigpipe.launch.parent_death import die_with_fork_server
 from vigpipe.launch.second_signal import SignalThread
 
@@ -55,7 +55,7 @@ def start_server() -> None:
     """
     forkserver.set_forkserver_preload([_PARENT_DEATH, "tests.preload"])
     # The first is room for the token of a command, see _show.
-    variables = {TOKEN_VARIABLE: _NO_TOKEN, STARTER: str(os.getpid())}
+    variables = {TOKEN_VARIABLE: _NO_TOKEN, **marks(None)}
     os.environ.update(variables)
     try:
         forkserver.ensure_running()

@@ -23,7 +23,7 @@ from vigpipe.errors import DONE, NOT_FINITE, SAVED, WRONG_INPUT, InputError, Tra
 from vigpipe.files.untrusted import read_json
 from vigpipe.launch.child import child_process, vigpipe_command
 from vigpipe.launch.environment import from_environment
-from vigpipe.launch.fork_server import FOLDER_OF_STARTER, STARTER
+from vigpipe.launch.fork_server import marks
 from vigpipe.launch.second_signal import SAME_SECONDS
 from vigpipe.run.folder import AVERAGED_WEIGHTS, METRICS, SUMMARY, WEIGHTS, make_output_folder
 from vigpipe.run.follow import RowFollower, parse_rows, step_rows
@@ -224,12 +224,7 @@ def _run(
     with contextlib.ExitStack() as stack:
         temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="vigpipe-"))
         asked = Path(temporary, "why")
-        variables = {
-            **os.environ,
-            STARTER: str(os.getpid()),
-            FOLDER_OF_STARTER: temporary,
-            ASKED_VARIABLE: str(asked),
-        }
+        variables = {**os.environ, **marks(temporary), ASKED_VARIABLE: str(asked)}
         pipe = subprocess.PIPE
         child = stack.enter_context(child_process(command, stdout=pipe, stderr=pipe, env=variables))
         selector = stack.enter_context(selectors.DefaultSelector())

@@ -57,6 +57,6 @@ def test_a_graph():
 
 
 def test_a_crowded_machine_is_told_of():
-    assert list(crowded(2.9, 2, None)) == []
-    assert list(crowded(12.0, 2, None)) == ["load 12 on 2 cores: --threads 1 may be faster"]
+    assert list(crowded(2.9, 2, 2)) == []
+    assert list(crowded(12.0, 2, 2)) == ["load 12 on 2 cores: --threads 1 may be faster"]
     assert list(crowded(12.0, 2, 1)) == ["load 12 on 2 cores: steps take longer than alone"]

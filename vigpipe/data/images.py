@@ -2,7 +2,6 @@
 
 import errno
 import io
-import os
 import stat
 import warnings
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ import numpy as np
 from PIL import Image, features
 
 from vigpipe.errors import InputError, TooLarge, UnreadableImage
+from vigpipe.launch.environment import num_cores
 from vigpipe.launch.failures import reading
 
 _ENDINGS = {
@@ -41,8 +41,7 @@ LARGEST_BYTES = 1 << 29  # Pillow's MAX_IMAGE_PIXELS with 16 bits for R, G and B
 LARGEST_RATIO = 256  # Resizing the shorter side of an image enlarges the longer one too.
 # Pillow only warns of a decompression bomb, up to twice MAX_IMAGE_PIXELS.
 warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
-_NUM_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-NUM_THREADS = min(8, _NUM_CORES or 1)  # Pillow releases the GIL while it decodes
+NUM_THREADS = min(8, num_cores())  # Pillow releases the GIL while it decodes
 _BITS, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 262, 0  # TIFF 6.0, section 8
 NOT_THE_FILES_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 

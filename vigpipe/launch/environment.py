@@ -211,9 +211,13 @@ def threads_per_rank(requested: int | None, ranks: Launch | int, env: Mapping[st
         if ranks.launcher == "srun" and "SLURM_CPUS_PER_TASK" in env:
             return _count(env, "SLURM_CPUS_PER_TASK", least=1, below=most + 1)
         ranks = ranks.local_world_size
+    return max(1, num_cores() // ranks)
+
+
+def num_cores() -> int:
+    """Return how many cores this process may run on."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux only
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return max(1, cores // ranks)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def digest(text: str) -> str:

@@ -46,13 +46,20 @@ def start_fork_server(modules: Sequence[str] = ()) -> ForkServerContext:
     return server
 
 
+def marks(folder: str | None) -> dict[str, str]:
+    """Return the variables by which what imports `parent_death` ends with this process.
+
+    The folder is removed if this process is killed.
+    """
+    of_folder = {} if folder is None else {FOLDER_OF_STARTER: folder}
+    return {STARTER: str(os.getpid()), **of_folder}
+
+
 @contextlib.contextmanager
 def marked() -> Iterator[None]:
     """Let a server that starts in this context, perhaps anew, end with this process."""
-    variables = {STARTER: str(os.getpid())}
-    if multiprocessing.parent_process() is None:  # children have the folder of their parent
-        variables[FOLDER_OF_STARTER] = util.get_temp_dir()
-    with _variables(**variables):
+    is_child = multiprocessing.parent_process() is not None  # it has the folder of its parent
+    with _variables(**marks(None if is_child else util.get_temp_dir())):
         yield
 
 

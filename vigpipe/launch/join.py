@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from vigpipe.config.choices import Device
 from vigpipe.errors import InputError
 from vigpipe.launch.environment import Launch, from_environment
-from vigpipe.messages import tell
+from vigpipe.messages import plural, tell
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +45,7 @@ def choose_gpu(requested: Device, launch: Launch, num_gpus: int) -> int | None:
     if requested == "auto":
         return None
     raise InputError(  # NCCL refuses two ranks on one
-        f"{launch.local_world_size} ranks on this host, but {_counted(num_gpus)}; {ADVICE}"
+        f"{launch.local_world_size} ranks on this host, but {plural(num_gpus, 'GPU')}; {ADVICE}"
     )
 
 
@@ -70,7 +70,7 @@ def why_not_on_gpus(offers: Sequence[Offer]) -> str | None:
         return ""
     for offer in offers:
         if gpus[offer.gpu] > 1 or not offer.gpu:
-            ranks, has = f"{offer.num_ranks} ranks on {offer.host}", _counted(offer.num_gpus)
+            ranks, has = f"{offer.num_ranks} ranks on {offer.host}", plural(offer.num_gpus, "GPU")
             if offer.num_ranks > offer.num_gpus:
                 return f"{ranks}, but {has}"
             return f"{gpus[offer.gpu]} of {ranks} have the same GPU ({offer.gpu})"
@@ -120,7 +120,3 @@ def join(
     device = take_device(gpu)
     init_process_group(launch, backend(device), timeout_seconds, store)
     return device
-
-
-def _counted(num_gpus: int) -> str:
-    return f"{num_gpus} GPU{'' if num_gpus == 1 else 's'}"

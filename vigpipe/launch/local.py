@@ -97,9 +97,7 @@ def start_local(
                     ranks.end(signal.Signals(stopped.signum))  # what is left of them
                     if supervisor.is_done(world_size):
                         return DONE  # the last step had been taken
-                    if not (folder / SAVED_FILE).exists():
-                        supervisor.tell_of_killed()
-                    return _code_of_stopped(stopped, folder)
+                    return _code_of_stopped(stopped, folder, supervisor)
         except Stopped as stopped:
             if stopped.signum == signal.SIGINT:
                 raise KeyboardInterrupt from None
@@ -123,11 +121,12 @@ def find_ranks(launcher: int) -> dict[int, int]:
     return pids
 
 
-def _code_of_stopped(stopped: Stopped, folder: Path) -> int:
+def _code_of_stopped(stopped: Stopped, folder: Path, supervisor: Supervisor) -> int:
     """Return the exit code of ranks whose launcher was asked to stop, or raise that again."""
     is_interrupted = stopped.signum == signal.SIGINT
     if (folder / SAVED_FILE).exists():
         return INTERRUPTED if is_interrupted else SAVED
+    supervisor.tell_of_killed()
     if is_interrupted:
         raise stopped
     return 128 + stopped.signum

@@ -146,12 +146,18 @@ class Layout:
     def in_short(self) -> str:
         """Describe what is cut or copied; an empty text where one rank takes whole batches."""
         replicas, of_replica = self._ranks()
-        cuts = self.pipeline_size * self.virtual_stages * self.num_shards
-        has_several = self.num_replicas > 1 or self.has_server
-        parts = [" × ".join([*[replicas] * has_several, *[of_replica] * (cuts > 1)])]
-        parts += [plural(self.num_microbatches, "micro-batch")] * (self.num_microbatches > 1)
-        parts += [self.schedule] * (self.pipeline_size > 1)
-        return ", ".join(filter(None, parts))
+        ranks, parts = list[str](), list[str]()
+        if self.num_replicas > 1 or self.has_server:
+            ranks.append(replicas)
+        if max(self.pipeline_size, self.virtual_stages, self.num_shards) > 1:
+            ranks.append(of_replica)
+        if ranks:
+            parts.append(" × ".join(ranks))
+        if self.num_microbatches > 1:
+            parts.append(plural(self.num_microbatches, "micro-batch"))
+        if self.pipeline_size > 1:
+            parts.append(self.schedule)
+        return ", ".join(parts)
 
     def __str__(self) -> str:
         ranks = " × ".join(self._ranks())

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import chain, takewhile
 from statistics import fmean
 
+from vigpipe.messages import plural
 from vigpipe.replication.scaling import Advice, Reading, published, safer, sentences
 from vigpipe.report.curves import partial_batches
 from vigpipe.report.fields import LARGEST
@@ -76,8 +77,7 @@ def scaling_section(run: ReportedRun) -> Iterator[str]:
 
 def _told(rule: str, advice: Advice, now: int) -> str:
     change = "" if advice.num_replicas == now else f" instead of {now}"
-    plural = "" if advice.num_replicas == 1 else "s"
-    return f"{rule}: {advice.num_replicas} replica{plural}{change}. {advice.why}"
+    return f"{rule}: {plural(advice.num_replicas, 'replica')}{change}. {advice.why}"
 
 
 def _num_replicas(run: ReportedRun) -> int | None:

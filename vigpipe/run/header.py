@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from vigpipe.files.weights_metadata import metadata_if_any
+from vigpipe.launch.environment import num_cores
 from vigpipe.messages import plural
 from vigpipe.run.facts import Run
 
@@ -19,19 +20,17 @@ def header(run: Run, device: torch.device, folder: Path) -> Iterator[str]:
     yield "; ".join([_course(run), _parameters(run), *_weights(run)])
     yield f"{', '.join(filter(None, (run.layout.in_short(), f'on {device}')))}; results in {folder}"
     if device.type == "cpu":
-        yield from crowded(os.getloadavg()[0], len(os.sched_getaffinity(0)), run.config.threads)
+        yield from crowded(os.getloadavg()[0], num_cores(), torch.get_num_threads())
 
 
 def _course(run: Run) -> str:
-    course, job = run.course, run.job
-    of_step = job.describe_step(run.batch_layout)
-    steps = f"{plural(course.steps_per_epoch, 'step')} of {of_step}"
-    each = " of each sub-network" if run.has_subnetworks else ""
-    num_epochs, more = divmod(course.num_steps, course.steps_per_epoch)
-    if more:
-        epochs = course.num_steps / course.steps_per_epoch
-        return f"{plural(course.num_steps, 'step')} of {of_step}{each}, {epochs:.1f} epochs"
-    return f"{plural(num_epochs, 'epoch')} of {steps}{each}"
+    num_steps, per_epoch = run.num_steps, run.steps_per_epoch
+    of_step = run.job.describe_step(run.batch_layout)
+    if run.has_subnetworks:
+        of_step += " of each sub-network"
+    if num_steps % per_epoch:
+        return f"{plural(num_steps, 'step')} of {of_step}, {num_steps / per_epoch:.1f} epochs"
+    return f"{plural(num_steps // per_epoch, 'epoch')} of {plural(per_epoch, 'step')} of {of_step}"
 
 
 def _parameters(run: Run) -> str:
@@ -52,8 +51,8 @@ def _weights(run: Run) -> Iterator[str]:
     yield f"weights from {path}{kept}"
 
 
-def crowded(load: float, num_cores: int, threads: int | None) -> Iterator[str]:
+def crowded(load: float, cores: int, threads: int) -> Iterator[str]:
     """Say that other programs slow a run down, if so many want to run as the load says."""
-    if load > _CROWDED * num_cores:
+    if load > _CROWDED * cores:
         advice = "steps take longer than alone" if threads == 1 else "--threads 1 may be faster"
-        yield f"load {load:.0f} on {plural(num_cores, 'core')}: {advice}"
+        yield f"load {load:.0f} on {plural(cores, 'core')}: {advice}"

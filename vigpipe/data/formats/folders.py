@@ -17,6 +17,7 @@ from vigpipe.data.stored import Stored, StoredImages
 from vigpipe.data.texts import Texts, pack
 from vigpipe.errors import InputError
 from vigpipe.files.names import escaped, first_few, is_plain
+from vigpipe.messages import plural
 
 _STATS_AT_ONCE, _FILES_AT_ONCE = 16, 4096
 
@@ -114,10 +115,10 @@ def _check_depth(folder: Path, name: str, expected: Collection[str] = ()) -> Non
     inside = [entry.name for entry in entries if _is_folder(entry)]
     is_deep = any(name in expected for name in inside) if expected else bool(inside)
     if is_deep and not any(map(_is_image, entries)):
-        folders = "1 folder" if len(inside) == 1 else f"{len(inside)} folders"
         raise InputError(
-            f"{folder / name}: holds {folders} ({first_few(inside)}) and no image, so that all "
-            f"images below would be of one class, {name!r}; move the class folders up into {folder}"
+            f"{folder / name}: holds {plural(len(inside), 'folder')} ({first_few(inside)}) and no "
+            f"image, so that all images below would be of one class, {name!r}; move the class "
+            f"folders up into {folder}"
         )
 
 

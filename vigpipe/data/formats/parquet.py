@@ -142,8 +142,8 @@ def _look_at(path: Path) -> _File:
 def _read_split(files: Sequence[_File]) -> StoredImages:
     groups, labels = [], [np.empty(0, np.int64)]
     for file in files:
-        with tables.reading(file.path, _ADVICE):
-            column = _read_column(file.path, file.columns.label)
+        with _opened(file.path, dictionary=[file.columns.label]) as table:
+            column = _read_column(table, file)
             labels.append(tables.read_labels(column, file.path))
             if len(labels[-1]) != file.num_rows:
                 raise ValueError(f"{len(labels[-1])} labels in {file.num_rows} rows")
@@ -155,28 +155,27 @@ def _read_split(files: Sequence[_File]) -> StoredImages:
     return StoredImages(np.concatenate(labels), tables.EncodedImages(groups))
 
 
-def _read_column(path: Path, name: str) -> "pa.ChunkedArray":
-    """Read a column; equal texts once in a row group, as a small file may repeat a large one."""
+def _read_column(table: "pq.ParquetFile", file: _File) -> "pa.ChunkedArray":
+    """Read the labels; equal texts once in a row group, as a small file may repeat a large one."""
     import pyarrow as pa
 
-    chunks, num_bytes = [], 0
-    with _opened(path, dictionary=[name]) as file:
-        for group in range(file.num_row_groups):
-            try:
-                column = file.read_row_group(group, [name], use_threads=False).column(0)
-            except OSError as error:
-                if "Not yet implemented" not in str(error):
-                    raise
-                raise InputError(
-                    f"{path}: the texts of the column {escaped(name)} are in an encoding of which "
-                    f"a small file can hold any number ({escaped(str(error))}); save the data set "
-                    f"after class_encode_column({escaped(name)!r})"
-                ) from error
-            num_bytes += column.nbytes
-            if num_bytes > MOST_BYTES:
-                raise ValueError(f"the column {name} has more than {MOST_BYTES} bytes")
-            chunks += column.chunks
-        return pa.chunked_array(chunks, chunks[0].type if chunks else pa.int64())
+    name, num_bytes, chunks = file.columns.label, 0, []
+    for group in range(table.num_row_groups):
+        try:
+            column = table.read_row_group(group, [name], use_threads=False).column(0)
+        except OSError as error:
+            if "Not yet implemented" not in str(error):
+                raise
+            raise InputError(
+                f"{file.path}: the texts of the column {escaped(name)} are in an encoding of which "
+                f"a small file can hold any number ({escaped(str(error))}); save the data set "
+                f"after class_encode_column({escaped(name)!r})"
+            ) from error
+        num_bytes += column.nbytes
+        if num_bytes > MOST_BYTES:
+            raise ValueError(f"the column {name} has more than {MOST_BYTES} bytes")
+        chunks += column.chunks
+    return pa.chunked_array(chunks, chunks[0].type if chunks else pa.int64())
 
 
 def _decompress(
