@@ -11,16 +11,15 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from tests.hosts import HOSTS, PORT, TORCHRUN, on_host, ranks_by_hand
 from tests.small_digits import SMALL_DIGITS
-from tests.world import PROMPT, ROOT, Command, run_command, start_command, wait_until
+from tests.world import PROMPT, Command, run_command, start_command, wait_until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.multiprocess]
 
-HOSTS = str(ROOT / "slurm" / "hosts.sh")
 OPTIONS = [*SMALL_DIGITS, "--batch-size", "36", "--steps", "2", "--threads", "1", "--dp", "2"]
 OPTIONS += ["--timeout", "20"]
 FOUR_RANKS = ["--stages", "2", "--microbatches", "2"]  # else there are two
-PORT = "29600"
 
 
 @pytest.fixture(scope="module")
@@ -43,16 +42,12 @@ def start_ranks(
     **more: str,
 ) -> list[Command]:
     """Start the ranks of a run by hand, so many on each host; they meet on the first."""
-    places = [(host, local) for host, count in enumerate(ranks_a_host) for local in range(count)]
-    commands = []
-    for rank, (host, local_rank) in enumerate(places):
-        place = {"RANK": str(rank), "WORLD_SIZE": str(len(places)), "LOCAL_RANK": str(local_rank)}
-        place |= {"LOCAL_WORLD_SIZE": str(ranks_a_host[host]), "MASTER_ADDR": "host1"}
-        place |= {"MASTER_PORT": PORT, **hosts, **more}
-        line = [HOSTS, "run", f"host{host + 1}", sys.executable, "-m", "vigpipe.train", *OPTIONS]
-        line += FOUR_RANKS if len(places) == 4 else []
-        commands.append(stack.enter_context(start_command([*line, "--out", str(out)], place)))
-    return commands
+    layout = FOUR_RANKS if sum(ranks_a_host) == 4 else []
+    words = ["-m", "vigpipe.train", *OPTIONS, *layout, "--out", str(out)]
+    return [
+        stack.enter_context(start_command([*on_host(host), *words], place | hosts | more))
+        for host, place in ranks_by_hand(ranks_a_host)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -75,13 +70,11 @@ def check_equal(weights: Path, others: Path) -> None:
 
 def test_torchrun_needs_no_variables_on_two_hosts(hosts, on_one_host, tmp_path):
     """gloo offered 127.0.1.1, which is what a host's own name means on every Debian."""
-    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"host1:{PORT}", "--rdzv-id", "x"]
-    line = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
-    line += [*meeting, "-m", "vigpipe.train", *OPTIONS, *FOUR_RANKS, "--out", str(tmp_path / "out")]
+    words = [*TORCHRUN, "--nproc-per-node", "2", "-m", "vigpipe.train", *OPTIONS, *FOUR_RANKS]
+    words += ["--out", str(tmp_path / "out")]
     with ExitStack() as stack:
         agents = [
-            stack.enter_context(start_command([HOSTS, "run", host, *line], hosts))
-            for host in ("host1", "host2")
+            stack.enter_context(start_command([*on_host(host), *words], hosts)) for host in (1, 2)
         ]
         for agent in agents:
             done = agent.wait()
@@ -91,8 +84,8 @@ def test_torchrun_needs_no_variables_on_two_hosts(hosts, on_one_host, tmp_path):
 
 def start_stranger(stack: ExitStack, hosts: dict[str, str], what: str) -> Command:
     """Let another user be on the first host, before the ranks come."""
-    line = [HOSTS, "run", "host1", sys.executable, "-m", "tests.slurm.stranger", what]
-    command = stack.enter_context(start_command([*line, "10.213.0.1", PORT], hosts))
+    line = [*on_host(1), "-m", "tests.slurm.stranger", what, "10.213.0.1", PORT]
+    command = stack.enter_context(start_command(line, hosts))
     wait_until(lambda: "here" in (command.folder / "stdout").read_text(), "a stranger has come")
     return command
 
