@@ -10,13 +10,18 @@ from vigpipe import cli
 from vigpipe.commands.help import (
     Option,
     beside_train,
+    default_text,
     options_of,
     options_of_train,
     subcommands,
     summary,
 )
+from vigpipe.config.options import OPTIONS, flag
+from vigpipe.config.recipes import RECIPES
 
 PAGE = Path(__file__).with_name("command-line.md")
+TRAINING = Path(__file__).with_name("training.md")
+_IMAGE_MODELS = ("vig_digits", "vig_study", "vig_ti_224", "vig_cifar_ti")
 HEAD = """\
 # Command line
 
@@ -48,6 +53,22 @@ def page() -> str:
         commands = _commands(app, (app.name[0],))
         parts += [_section(name, command, trains) for name, command in commands]
     return "\n".join(parts)
+
+
+def defaults_table() -> str:
+    """Table of training.md: what the models and the recipes say of each option, as Markdown."""
+    columns = [(model, None) for model in _IMAGE_MODELS]
+    columns += [("vig_digits", recipe) for recipe in RECIPES]
+    heads = (*(f"`{model}`" for model in _IMAGE_MODELS), *(f"recipe `{name}`" for name in RECIPES))
+    rows = [f"| option | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
+    for name in OPTIONS:
+        values = [default_text(name, model, recipe) for model, recipe in columns]
+        if len({*values}) == 1:
+            continue
+        for i, recipe in enumerate(RECIPES, len(_IMAGE_MODELS)):
+            values[i] *= name in RECIPES[recipe]
+        rows.append(f"| `{flag(name)}` | {' | '.join(values)} |")
+    return "\n".join(rows)
 
 
 def _commands(app: App, names: tuple[str, ...]) -> Iterator[tuple[str, App]]:
@@ -84,7 +105,10 @@ def _row(option: Option) -> tuple[str, str]:
     default = "required" if option.is_required else _default(option)
     values = [*option.kinds, *(f"`{choice}`" for choice in option.choices)]
     value = " or ".join(filter(None, (", ".join(values[:-1]), *values[-1:])))
-    facts = "; ".join(filter(None, [value, default]))
+    of_recipes = ", ".join(f"{recipe} `{text}`" for recipe, text in option.of_recipes)
+    if of_recipes:
+        of_recipes = f"with recipe {of_recipes}"
+    facts = "; ".join(filter(None, [value, default, of_recipes]))
     meaning = _escaped(option.meaning)
     names = "<br>".join(f"`{name}`" for name in option.names)
     return names, f"{meaning}<br>*{facts}*" if facts else meaning
@@ -103,5 +127,13 @@ def _escaped(text: str) -> str:
     return text
 
 
+def training_page() -> str:
+    """The page about training, with its table of defaults written again."""
+    before, _, rest = TRAINING.read_text(encoding="utf-8").partition("| option | `vig_digits`")
+    _, end, after = rest.partition("\n\n")
+    return before + defaults_table() + end + after
+
+
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    TRAINING.write_text(training_page(), encoding="utf-8")

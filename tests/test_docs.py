@@ -253,8 +253,15 @@ def test_the_page_of_the_example_shows_what_is_in_it():
     f"cyclopts=={version('cyclopts')} " not in (ROOT / "requirements.lock").read_text(),
     reason="earlier cyclopts knows less about options that are inherited",
 )
-def test_the_page_about_the_command_line_is_what_the_parser_says():
-    assert command_line.PAGE.read_text(encoding="utf-8") == command_line.page(), (
+@pytest.mark.parametrize(
+    ("path", "page"),
+    [
+        (command_line.PAGE, command_line.page),
+        (command_line.TRAINING, command_line.training_page),
+    ],
+)
+def test_the_pages_about_options_are_what_the_parser_and_the_recipes_say(path, page):
+    assert path.read_text(encoding="utf-8") == page(), (
         "an option has changed: write the page again with python -m docs.command_line"
     )
 

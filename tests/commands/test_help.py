@@ -11,7 +11,7 @@ from cyclopts import App
 
 from vigpipe.cli import main, make_app
 from vigpipe.commands.completion import completion_script
-from vigpipe.commands.help import help_text
+from vigpipe.commands.help import help_text, options_of_train
 from vigpipe.config.options import OPTIONS, TrainConfig, flag
 
 SHORT = [name for name, facts in OPTIONS.items() if facts.short]
@@ -43,6 +43,18 @@ def test_train_shows_what_matters_in_groups_and_says_how_many_more_there_are():
     assert [line for line in short.splitlines() if line in GROUPS] == [*GROUPS]
     more = len(fields(TrainConfig)) - len(SHORT)
     assert f"There are {more} more: vigpipe train --help-all." in short
+
+
+def test_every_option_of_train_says_its_default_and_what_a_recipe_makes_of_it():
+    text = " ".join(help_of("train --help-all").split())
+    assert "[default: 15; with recipe imagenet 300, cifar 100]" in text
+    assert "[default: 0.004; with recipe imagenet 0.002 for 1,024 images a step, cifar" in text
+    published = " ".join(help_of("train --model=pvig_b_224 --help-all").split())
+    assert "[default: 300; with recipe cifar 100]" in published
+    assert "test image that is kept. [default: 0.95]" in published
+    assert "[default: 16]" in help_of("train --model gcn2 --help-all")
+    told = [o.default or "by default" in o.meaning.lower() for o in options_of_train()]
+    assert all(told)
 
 
 def test_check_time_and_plan_show_what_differs_and_point_to_train():

@@ -33,8 +33,8 @@ def test_a_record_is_checked_as_a_whole(run, tmp_path):
     met = [{"replica": r, "step": 2 * n, "average": n} for n in (1, 2) for r in range(2)]
     rows = [*steps[:4], *met[:2], *steps[4:], *met[2:]]
 
-    def read(rows, is_whole=True):
-        lines = [json.dumps(row) for row in ({"start": start_facts(run)}, *rows)]
+    def read(rows, is_whole=True, start=start_facts(run)):
+        lines = [json.dumps(row) for row in ({"start": start}, *rows)]
         (tmp_path / "events.jsonl").write_text("\n".join(lines) + "\n")
         (tmp_path / "summary.json").unlink(missing_ok=True)
         if is_whole:
@@ -43,6 +43,9 @@ def test_a_record_is_checked_as_a_whole(run, tmp_path):
 
     assert [of.items for of in read(rows)] == [[0, 2, 4, 6], [1, 3, 5, 7]]
     assert read(rows[:6], is_whole=False)  # of a run that was stopped
+    older = start_facts(run)
+    older["images"] = older.pop("data")
+    assert read(rows, start=older)
     table = [
         (rows[:-1], "replica 1 has come to 1 averages, and replica 0 to 2, which would wait"),
         (rows[:6], "4 of the run's 8 items are not there; give a run whose record is whole"),

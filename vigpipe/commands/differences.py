@@ -76,5 +76,5 @@ def table_of(rows: Sequence[Difference]) -> str:
         (r.kind, f"{r.absolute:.3g}", f"{r.relative:.3g}", "yes" if r.identical else "no", r.where)
         for r in rows
     ]
-    headers = ["", "largest difference", "relative", "bit for bit", "in"]
+    headers = ["", "largest difference", "relative", "bit for bit", "where"]
     return tabulate(lines, headers, disable_numparse=True)

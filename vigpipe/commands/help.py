@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from cyclopts import App, Parameter
 
+from vigpipe.config.choices import Recipe
 from vigpipe.config.options import OPTIONS, TrainConfig
+from vigpipe.config.recipes import GRAPH_MODEL, MODEL_DEFAULTS, RECIPES, default_of
 
 FLAGS = ("--help", "-h", "--help-all")
 _INDENT = 28  # columns before the meaning of an option
@@ -24,7 +26,8 @@ class Option:
     names: tuple[str, ...]  # --name and, where it can be turned off, --no-name; or one word
     kinds: tuple[str, ...]  # of value that it takes: whole number, number, text, path
     choices: tuple[str, ...]
-    default: str  # empty where it depends on something else
+    default: str  # empty where it has none, or its meaning says by what it is decided
+    of_recipes: tuple[tuple[str, str], ...]  # the recipes that set it otherwise, and what to
     is_required: bool
     meaning: str
 
@@ -39,28 +42,38 @@ class Option:
         return not self.names[0].startswith("-")
 
 
-def options_of(command: App) -> list[Option]:
-    """Read the options of a command from its parser, in their order."""
-    return [
-        Option(
-            tuple(argument.names),
-            *_values(argument.hint),
-            _default(argument.field_info.default) or _filled(argument.names[0]),
-            bool(argument.required),
-            " ".join((argument.parameter.help or "").split()),
+def options_of(command: App, model: str = TrainConfig.model) -> list[Option]:
+    """Read the options of a command from its parser, in their order, with a model's defaults."""
+    options = []
+    for argument in command.assemble_argument_collection(parse_docstring=True):
+        if not argument.show:
+            continue
+        name, meaning = argument.names[0], " ".join((argument.parameter.help or "").split())
+        default = _default(argument.field_info.default) or _filled(name)
+        of_recipes: dict[str, str] = {}
+        is_told = argument.required or not name.startswith("-") or "by default" in meaning.lower()
+        if not default and not is_told:
+            default, of_recipes = _of_model(name, model)
+        options.append(
+            Option(
+                tuple(argument.names),
+                *_values(argument.hint),
+                default or ("" if is_told else "none"),
+                tuple(of_recipes.items()),
+                bool(argument.required),
+                meaning,
+            )
         )
-        for argument in command.assemble_argument_collection(parse_docstring=True)
-        if argument.show
-    ]
+    return options
 
 
-def options_of_train() -> list[Option]:
-    """Return the options of `vigpipe train`."""
+def options_of_train(model: str = TrainConfig.model) -> list[Option]:
+    """Return the options of `vigpipe train`, with the defaults of a model."""
 
     def train(*, config: Annotated[TrainConfig, Parameter(name="*")] = TrainConfig()) -> None:  # noqa: B008
         pass
 
-    return options_of(App(default_command=train))
+    return options_of(App(default_command=train), model)
 
 
 def subcommands(command: App) -> list[str]:
@@ -73,6 +86,11 @@ def beside_train(options: Sequence[Option], trains: Sequence[Option]) -> list[Op
     if not {option.field for option in trains} <= {option.field for option in options}:
         return None
     return [option for option in options if option not in trains]
+
+
+def default_text(field: str, model: str, recipe: Recipe | None = None) -> str:
+    """Write what an option that is left open is with a model and a recipe; empty if it is not."""
+    return _default(default_of(field, model, recipe))
 
 
 def wants_help(app: App, arguments: Sequence[str]) -> bool:
@@ -90,7 +108,8 @@ def help_text(app: App, arguments: Sequence[str], width: int | None = None) -> s
     name, command = " ".join((app.name[0], *names)), apps[-1]
     if subcommands(command):
         return "\n".join(_list_commands(name, command, width))
-    return "\n".join(_list_options(name, command, "--help-all" in arguments, width))
+    model, is_full = _model_in(arguments), "--help-all" in arguments
+    return "\n".join(_list_options(name, command, model, width, is_full=is_full))
 
 
 def summary(command: App) -> str:
@@ -105,19 +124,30 @@ def _list_commands(name: str, command: App, width: int) -> list[str]:
     return [*parts, "", f"{name} COMMAND --help tells the options of a command."]
 
 
-def _list_options(name: str, command: App, is_full: bool, width: int) -> list[str]:
-    options = options_of(command)
+def _model_in(arguments: Sequence[str]) -> str:
+    """Return the model that a command line names, by default that of train."""
+    for word, after in zip(arguments, [*arguments[1:], ""], strict=True):
+        named = after if word == "--model" else word.removeprefix("--model=")
+        if named in MODEL_DEFAULTS:
+            return named
+    return TrainConfig.model
+
+
+def _list_options(name: str, command: App, model: str, width: int, *, is_full: bool) -> list[str]:
+    options = options_of(command, model)
     arguments = [option for option in options if option.is_positional]
     words = [option.names[0] for option in arguments]
     parts = [" ".join(("Usage:", name, *words, "[OPTIONS]")), ""]
     parts += [*textwrap.wrap(summary(command), width), ""]
-    trains = options_of_train()
+    trains = options_of_train(model)
     own = beside_train(options, trains)
     more = ""  # where the options are that are left out
     if name == "vigpipe train":
         shown = [o for o in options if is_full or OPTIONS[o.field].short]
         groups = _grouped(shown)
         more = f"There are {len(options) - len(shown)} more: vigpipe train --help-all."
+        of_models = f"Defaults are those of {model}; --model NAME --help tells those of another."
+        parts += [*textwrap.wrap(of_models, width), ""]
     elif own is not None:
         groups = {"Options": own} | (_grouped(trains) if is_full else {})
         more = "It takes the options of vigpipe train as well, which vigpipe train --help tells."
@@ -153,7 +183,8 @@ def _entry(label: str, meaning: str, width: int, indent: int = _INDENT) -> list[
 def _label(option: Option) -> str:
     if option.is_positional:
         return option.names[0]
-    names = option.names[:1] if option.default == "off" else option.names
+    is_off = option.default == "off" and not option.of_recipes
+    names = option.names[:1] if is_off else option.names
     kinds = ["CHOICE"] if option.choices and not option.kinds else []
     kinds += [{"whole number": "N", "number": "X"}.get(kind, kind.upper()) for kind in option.kinds]
     return " ".join((", ".join(names), "|".join(kinds))).strip()
@@ -161,12 +192,15 @@ def _label(option: Option) -> str:
 
 def _meaning(option: Option) -> str:
     default = "required" if option.is_required else ""
-    if option.default not in ("", "off"):
+    if option.default and (option.default != "off" or option.of_recipes):
         default = f"default: {option.default}"
+    of_recipes = ", ".join(f"{recipe} {value}" for recipe, value in option.of_recipes)
+    if of_recipes:
+        of_recipes = f"with recipe {of_recipes}"
     choices = ", ".join(option.choices)
     if choices:
         choices = f"{'or' if option.kinds else 'one of'} {choices}"
-    facts = "; ".join(filter(None, [choices, default]))
+    facts = "; ".join(filter(None, [choices, default, of_recipes]))
     return f"{option.meaning} [{facts}]" if facts else option.meaning
 
 
@@ -193,6 +227,22 @@ def _filled(name: str) -> str:
     if isinstance(facts.filled, Mapping):
         return ", ".join(f"{value} with {of}" for of, value in facts.filled.items())
     return str(facts.filled)
+
+
+def _of_model(name: str, model: str) -> tuple[str, dict[str, str]]:
+    """Return what an option of training takes by a model, and what by recipes that differ."""
+    field = name.removeprefix("--").replace("-", "_")
+    facts = OPTIONS.get(field)
+    if facts is None:
+        return "", {}
+    job = MODEL_DEFAULTS[model].job
+    if facts.job not in (None, job):
+        model = TrainConfig.model if job == "graph" else GRAPH_MODEL
+    default = default_text(field, model)
+    if MODEL_DEFAULTS[model].job == "graph":
+        return default, {}
+    of_recipes = {recipe: default_text(field, model, recipe) for recipe in RECIPES}
+    return default, {recipe: text for recipe, text in of_recipes.items() if text != default}
 
 
 def _default(default: object) -> str:

@@ -70,7 +70,7 @@ class TrainConfig:
             file of a run says of its model, the run follows.
         new_classifier: load all initial weights except the last layer's, to train on other classes.
         graph: how the blocks find neighbours: knn, grid, window, pattern, reuse or lookahead, or a
-            comma-separated list of these, which is repeated over the blocks.
+            comma-separated list of these, which is repeated over the blocks; by default knn.
         aggregator: how a node combines its neighbours: max, edge, sage, gin or maxmean, or a
             comma-separated list of these, which is repeated over the blocks. Of graph models, sage
             has mean, the default, max and pool, and gat has v1, the default, and v2.
@@ -78,7 +78,7 @@ class TrainConfig:
             random from its k times dilation nearest.
         stem_stride: side, in pixels, of the patch that becomes a node; by default the model's own.
         norm: normalisation layer; with layer and group, the result does not depend on how a batch
-            is cut into micro-batches. By default batch for images, and none for a graph.
+            is cut into micro-batches.
         drop_path: drop-path rate of the last block; the rate rises linearly from 0 in the first.
         dropout: dropout rate in the readout; of graph models, before or between their layers.
         compat: reference keeps the quirks of the published code, for weights trained with it.
@@ -90,8 +90,8 @@ class TrainConfig:
         cuda_graph: record the forwards and backwards of a step as one CUDA graph, which starts all
             their kernels at once; for one stage on a GPU. By default on where one rank trains on
             images on a GPU in float32 or bfloat16, neither compiled nor timed.
-        layers: number of layers of a graph model; by default 2, and 16 for gcn2.
-        width: channels between two layers of a graph model; by default 128.
+        layers: number of layers of a graph model.
+        width: channels between two layers of a graph model.
         heads: attention heads of gat, which share the width; by default 8.
         dtype: type of weights and features; bfloat16 and float16 keep float32 weights and compute
             matrix products in that type. With float16, for GPUs without bfloat16, the loss is
@@ -105,7 +105,8 @@ class TrainConfig:
             sbm:NODES,CLASSES for a random graph.
         data_dir: folder of the CIFAR-10 files, or of the data sets of graphs that have a name.
         download: fetch CIFAR-10, or the data set, if it is not in the data folder.
-        image_size: side in pixels of the square that images are resized to, or HEIGHTxWIDTH.
+        image_size: side in pixels of the square that images are resized to, or HEIGHTxWIDTH; none
+            leaves them as they are, if all have one size.
         crop_pct: fraction of the side of a resized test image that is kept.
         augment: crop and mirror training images at random.
         random_crop: how training images are cropped: box takes a box of random size, shift moves
@@ -125,15 +126,15 @@ class TrainConfig:
         skip_bad_images: leave out images that cannot be read, and report how many and which.
         validation: share of the training images of each class, such as 0.1, that the seed draws,
             and that is held out of training and scored in every evaluation, to choose weights by.
-        features: how the features of a graph's nodes are scaled: raw, the default, leaves them as
-            they are; row divides each node's by their sum; tfidf gives rare ones more weight.
-        symmetric: use every edge of a graph in both directions, as by default.
+        features: how the features of a graph's nodes are scaled: raw leaves them as they are; row
+            divides each node's by their sum; tfidf gives rare ones more weight.
+        symmetric: use every edge of a graph in both directions.
         multi_label: read the zeros and ones of a graph file as several classes a node, even if each
             node has one.
-        sampler: what sub-graph of a graph a micro-batch is: full, the default, is the graph itself;
-            parts takes the parts of --partition; saint-node, saint-edge and saint-walk draw nodes
-            (GraphSAINT); fastgcn and neighbour take some training nodes, and sample edges for every
-            layer (FastGCN, GraphSAGE).
+        sampler: what sub-graph of a graph a micro-batch is: full is the graph itself; parts takes
+            the parts of --partition; saint-node, saint-edge and saint-walk draw nodes (GraphSAINT);
+            fastgcn and neighbour take some training nodes, and sample edges for every layer
+            (FastGCN, GraphSAGE).
         partition: how a graph is cut into parts: metis cuts few edges; random draws each node's
             part; spectral and walks look for clusters.
         parts: number of parts.
@@ -161,8 +162,7 @@ class TrainConfig:
         opt: optimizer; sgd has a momentum of 0.9, Nesterov's.
         lr: learning rate.
         weight_decay: weight decay; it is not applied to biases, norms and positional tables.
-        decay: which layers of a graph model decay: all, the default, or the first, as published for
-            gcn.
+        decay: which layers of a graph model decay: all, or the first, as published for gcn.
         layer_decay: factor by which the learning rate falls from each layer to the one before it;
             every layer warms up to its own rate.
         lr_schedule: course of the learning rate after the warm-up.

@@ -1,6 +1,6 @@
 """Default values of the options that are left at `None`, for each recipe and each model."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from vigpipe.config import choices
@@ -76,6 +76,8 @@ _GRAPH = ModelDefaults(
     symmetric=True,
     decay="all",
 )
+
+GRAPH_MODEL = "gcn"  # whose defaults stand for those of all models of graphs
 
 MODEL_DEFAULTS: dict[str, ModelDefaults] = {
     "vig_digits": ModelDefaults("adamw", 4e-3, 0.05, "cosine", 1e-5, 2, 100, 15),
@@ -154,3 +156,14 @@ RECIPES: dict[choices.Recipe, dict[str, Any]] = {
         "ema_images": 100,
     },
 }
+
+
+def default_of(name: str, model: str, recipe: choices.Recipe | None = None) -> object:
+    """Return an option's default with a model and a recipe; None where neither has one.
+
+    The learning rate and the decay of the moving average are for so many images a step, in words.
+    """
+    of_recipe = RECIPES[recipe] if recipe else {}
+    defaults = asdict(MODEL_DEFAULTS[model]) | NO_RECIPE | of_recipe
+    value, images = defaults.get(name), defaults.get(f"{name}_images")
+    return f"{value} for {images:,} images a step" if value and images else value

@@ -49,9 +49,9 @@ class PrepareConfig:
     Attributes:
         data_dir: folder of the data sets that have a name.
         download: fetch the data set if it is not in the data folder.
-        features: how the features are scaled: raw, the default, leaves them as they are; row
-            divides each node's by their sum; tfidf gives rare ones more weight.
-        symmetric: use every edge in both directions, as by default.
+        features: how the features are scaled: raw leaves them as they are; row divides each node's
+            by their sum; tfidf gives rare ones more weight.
+        symmetric: use every edge in both directions.
         multi_label: read the zeros and ones of a graph file as several classes a node, even if each
             node has one.
         partition: how the graph is cut into parts: metis cuts few edges; random draws each node's

@@ -92,11 +92,13 @@ class GraphJob:
     @property
     def description(self) -> str:
         graph = self.graph
-        return (
-            f"{graph.num_nodes:,} nodes, {graph.num_edges:,} directed edges, "
-            f"{graph.num_features:,} features, {graph.num_classes:,} classes "
-            f"({first_few(graph.class_names)})"
+        numbers = (
+            plural(graph.num_nodes, "node"),
+            plural(graph.num_edges, "directed edge"),
+            plural(graph.num_features, "feature"),
+            plural(graph.num_classes, "class"),
         )
+        return f"{', '.join(numbers)} ({first_few(graph.class_names)})"
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from statistics import median
 
 from vigpipe.job.rows import Fill, members
 from vigpipe.job.score import SHARES, name_of
+from vigpipe.messages import plural
 from vigpipe.report import durations
 from vigpipe.report.curves import small_batches
 from vigpipe.report.fields import Fields
@@ -159,13 +160,18 @@ def _whole(fields: Fields, name: str) -> str:
 def _layout(run: ReportedRun) -> str:
     if "layout" in run.summary:
         layout = run.summary.object("layout")
-        replicas, stages = layout.whole("replicas"), len(layout.items("stages"))
-        microbatches, schedule = layout.whole("microbatches"), layout.text("schedule")
+        num_stages, schedule = len(layout.items("stages")), layout.text("schedule")
+        numbers = layout.whole("replicas"), num_stages, layout.whole("microbatches")
     else:
-        names = ("dp", "stages", "microbatches", "schedule")
-        replicas, stages, microbatches, schedule = (_option(run, name) for name in names)
-    plural = "" if str(replicas) == "1" else "s"
-    return f"{replicas} replica{plural} × {stages} stages, {microbatches} micro-batches, {schedule}"
+        numbers = tuple(run.options.get(name, NOTHING) for name in ("dp", "stages", "microbatches"))
+        schedule = _option(run, "schedule")
+    nouns = ("replica", "stage", "micro-batch")
+    replicas, stages, microbatches = (
+        # A plan's name may stand for the stages.
+        plural(number, noun) if isinstance(number, int) else f"{number} {noun}s"
+        for number, noun in zip(numbers, nouns, strict=True)
+    )
+    return f"{replicas} × {stages}, {microbatches}, {schedule}"
 
 
 def _share(split: str, name: str, run: ReportedRun) -> str:

@@ -2,7 +2,7 @@
 
 The rows of a start come first, and again whenever the run goes on:
 
-    {"start": {"replicas": 2, "microbatches": 2, "threads": 1, "steps": 80, "images": {...}}}
+    {"start": {"replicas": 2, "microbatches": 2, "threads": 1, "steps": 80, "data": {...}}}
 
 Rows are written when all replicas rest, with the checkpoint that they lead to.
 """
@@ -78,7 +78,7 @@ def start_facts(run: Run, num_threads: int | None = None) -> dict[str, Any]:
         "microbatches": run.layout.num_microbatches,
         "threads": num_threads or torch.get_num_threads(),
         "steps": run.num_steps,
-        "images": run.fingerprint,
+        "data": run.fingerprint,
     }
 
 
@@ -116,9 +116,12 @@ def read_events(folder: Path, run: Run, num_threads: int | None = None) -> list[
             continue
         num_starts += 1
         for name, value in now.items():
-            before = row["start"].get(name) if isinstance(row["start"], dict) else None
+            start = row["start"] if isinstance(row["start"], dict) else {}
+            before = start.get(name)
+            if name == "data":
+                before = start.get(name, start.get("images"))  # as earlier versions called it
             what = f"{before} {name}, and this run {value}"
-            if name == "images" and isinstance(before, dict):
+            if name == "data" and isinstance(before, dict):
                 differs = run.differs_in_data(before)
                 what = f"other {run.job.unit}: the {differs} differ" if differs else ""
             if before != value and what:
