@@ -21,7 +21,7 @@ MODULES = [
     "vigpipe.commands.check",
     "vigpipe.commands.plan",
     "vigpipe.commands.plan_ways",
-    "vigpipe.commands.predict",
+    "vigpipe.commands.inference",
     "vigpipe.commands.time",
     "vigpipe.graphs.job",
     "vigpipe.launch.local",

@@ -57,7 +57,9 @@ RUN = {
     "vigpipe train --model vig_cifar_ti --data pictures --image-size 32 --recipe cifar "
     "--out runs/first": "--steps 2 --batch-size 4 --checkpoint-every 1 --threads 1 "
     "--keep-best top1",
-    "vigpipe predict --weights runs/first/model.safetensors pictures/test": "--threads 1",
+    "vigpipe evaluate --weights runs/first/model.safetensors --data pictures "
+    "--page mistakes.html": "--threads 1",
+    "vigpipe predict --weights runs/first/model.safetensors cat.jpg": "--threads 1",
     "vigpipe graph --weights runs/first/model.safetensors --image cat.jpg --out graph.png": "",
     "vigpipe checkpoint list runs/a": "",
     "vigpipe checkpoint verify runs/a": "",

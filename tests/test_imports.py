@@ -101,7 +101,7 @@ NOT_OF_THE_DEFAULT_JOB = {
     *("matplotlib", "pandas", "plotly", "pymetis", "scipy", "sklearn", "torch_geometric"),
     *("vigpipe.api", "vigpipe.graphs", "vigpipe.inference", "vigpipe.profiling"),
     *("vigpipe.report", "vigpipe.selftest", "vigpipe.commands.check", "vigpipe.commands.time"),
-    *("vigpipe.commands.plan", "vigpipe.commands.predict", "vigpipe.commands.start_plan"),
+    *("vigpipe.commands.plan", "vigpipe.commands.inference", "vigpipe.commands.start_plan"),
 }
 
 

@@ -15,6 +15,7 @@ from vigpipe.config.choices import Shell
 from vigpipe.config.options import TrainConfig, check_numbers, check_timed_steps
 from vigpipe.config.verbs import (
     MADE_BY_GRAPH,
+    EvaluateConfig,
     GraphConfig,
     PlanConfig,
     PredictConfig,
@@ -158,9 +159,16 @@ def make_app(arguments: list[str]) -> App:
             images: image files, or folders of them.
             config: the options.
         """
-        from vigpipe.commands.start_predict import run_predict
+        from vigpipe.commands.start_inference import run_inference
 
-        return run_predict(config, images, arguments)
+        return run_inference(config, arguments, images)
+
+    @app.command
+    def evaluate(*, config: Options[EvaluateConfig]) -> int | None:
+        """Score trained weights: loss, accuracy, precision and recall by class, confusions."""
+        from vigpipe.commands.start_inference import run_inference
+
+        return run_inference(config, arguments)
 
     @app.command
     def completion(shell: Shell, /) -> None:

@@ -17,7 +17,7 @@ from vigpipe.config.choices import Device
 from vigpipe.config.files import as_toml
 from vigpipe.config.options import TrainConfig
 from vigpipe.config.replication import OUTLIVING
-from vigpipe.config.verbs import PredictConfig
+from vigpipe.config.verbs import InferenceConfig
 from vigpipe.errors import DONE, INTERRUPTED, NOT_FINITE, SAVED, WRONG_INPUT, InputError, found_by
 from vigpipe.launch.device import (
     allow_tf32,
@@ -254,7 +254,9 @@ def _largest_pipeline(config: TrainConfig, launch: Launch) -> int:
     )
 
 
-def set_up_rank(options: TrainConfig | PredictConfig, layout: Layout, launch: Launch) -> int | None:
+def set_up_rank(
+    options: TrainConfig | InferenceConfig, layout: Layout, launch: Launch
+) -> int | None:
     """Set this rank's threads, allocator and precision; return its GPU's number, if it has one."""
     with found_by("job"):
         layout.check_world(launch.world_size)

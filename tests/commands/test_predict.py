@@ -15,6 +15,7 @@ from PIL import Image
 
 import vigpipe
 from tests.commands.refusals import check_commands, refused
+from tests.predicted import predicted
 from tests.world import run_command, run_each
 from vigpipe.checkpoint.weights_file import save_weights
 from vigpipe.cli import main
@@ -25,9 +26,8 @@ from vigpipe.inference.predict import (
     Prediction,
     list_files,
     most_likely,
-    predict,
-    prepare_prediction,
 )
+from vigpipe.inference.samples import ImageSamples
 from vigpipe.model.variants import create_model
 from vigpipe.model.vig import VisionGnn
 from vigpipe.run.facts import prepare
@@ -56,9 +56,8 @@ def model_of_seven():
     """A model that tells the images apart: without what it says of all of them."""
     torch.manual_seed(0)
     model = create_model("vig_digits", num_classes=7).eval()
-    images = replace(read_description(None, "vig_digits"), in_chans=3).split(
-        list_files([Path("photos")])
-    )
+    description = replace(read_description(None, "vig_digits"), in_chans=3)
+    images = description.split(description.files(list_files([Path("photos")])))
     with torch.no_grad():
         logits = model(images.read(range(7)))  # (7, 7)
         model.get_parameter("prediction.4.bias").sub_(logits.mean(0))
@@ -87,7 +86,7 @@ def test_predictions_are_those_of_the_model_image_by_image(capsys):
     assert len({row["top"][0]["class"] for row in rows}) > 1
     for file, row in zip(files, rows, strict=True):
         with torch.no_grad():
-            logits = model(description.split([file]).read([0]))[0]
+            logits = model(description.split(description.files([file])).read([0]))[0]
         likely = logits.double().softmax(0).sort(descending=True)
         assert [each["label"] for each in row["top"]] == likely.indices[:5].tolist()
         assert [each["class"] for each in row["top"]] == [NAMES[i] for i in likely.indices[:5]]
@@ -129,12 +128,12 @@ def test_equal_classes_are_told_in_the_order_of_their_labels():
     assert most_likely(torch.tensor([[0.0, 1.0]]))[1].tolist() == [[1, 0]]  # no five of them
 
 
-def predicted(rank, world_size, config, given):
+def on_rank(rank, world_size, config, given):
     """What a rank gets: everything on ranks of the last stage, nothing on the others."""
     torch.set_num_threads(1)
-    paths = list_files(given)
-    rank_state = make_rank_state(prepare_prediction(config, paths), rank, CPU)
-    found = list(predict(rank_state, paths))
+    samples = ImageSamples.of_files(config, list_files(given))
+    rank_state = make_rank_state(samples.run, rank, CPU)
+    found = predicted(samples, rank_state)
     assert bool(found) == rank_state.pipeline.has_last
     return found
 
@@ -153,11 +152,11 @@ LAYOUTS: dict[int, list[dict[str, Any]]] = {  # by the ranks that they need
 def test_every_layout_predicts_the_same(here):
     config: dict[str, Any] = {"weights": here / "w.safetensors", "batch_size": 5}
     torch.set_num_threads(1)
-    reference = predicted(0, 1, PredictConfig(**config, microbatches=4), [here / "photos"])
+    reference = on_rank(0, 1, PredictConfig(**config, microbatches=4), [here / "photos"])
     assert len(reference) == 7
     for world_size, layouts in LAYOUTS.items():
         several = [PredictConfig(**config, **layout) for layout in layouts]
-        of_photos = partial(predicted, given=[here / "photos"])
+        of_photos = partial(on_rank, given=[here / "photos"])
         for by_rank in run_each(of_photos, world_size, several):
             assert all(found in ([], reference) for found in by_rank)
 
@@ -259,8 +258,8 @@ def test_weights_for_another_size_are_the_same_in_training_and_prediction():
     options = TrainConfig(model=name, data="fake", image_size="24x40", compat=compat, weights=path)
     trained = prepare(options, torch.float32).build()
     images = list_files([Path("photos")])
-    predicted = prepare_prediction(PredictConfig(weights=path, image_size="24x40"), images).build()
-    for model in (trained, predicted):
+    config = PredictConfig(weights=path, image_size="24x40")
+    for model in (trained, ImageSamples.of_files(config, images).run.build()):
         own = model.state_dict()
         for key, tensor in expected.state_dict().items():
             assert torch.equal(own[key], tensor), key

@@ -68,7 +68,8 @@ def test_images_are_prepared_as_in_evaluation(tmp_path):
     description = read_description(save(tmp_path / "w.safetensors", state, **facts))
     source = open_source(str(root), image_size=(32, 40), mean=0.25, std=0.5, crop_pct=0.75)
     paths = [root / "test" / name / f"{i}.png" for name in ("cat", "dog") for i in range(2)]
-    ours, theirs = description.split(paths).read(range(4)), source.test.read(range(4))
+    ours = description.split(description.files(paths)).read(range(4))
+    theirs = source.test.read(range(4))
     assert torch.equal(ours, theirs)
     assert description.pixels(ours).shape == (4, 32, 40, 3)
     expected = (ours[0] * 0.5 + 0.25).movedim(0, -1).numpy() * 255
@@ -82,7 +83,8 @@ def test_every_kind_of_image_suits_every_model(channels, tmp_path):
         Image.new("L", (8, 8), 51).convert(mode).save(tmp_path / f"{mode}.png")
     description = read_description(save(tmp_path / "w.safetensors", state))
     assert description.in_chans == channels
-    x = description.split([tmp_path / f"{mode}.png" for mode in modes]).read(range(5))
+    paths = [tmp_path / f"{mode}.png" for mode in modes]
+    x = description.split(description.files(paths)).read(range(5))
     assert x.shape == (5, channels, 8, 8)
     torch.testing.assert_close(x, torch.full_like(x, 0.2))
 

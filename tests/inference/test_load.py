@@ -67,7 +67,8 @@ def test_the_transform_is_that_of_evaluation_and_timms_for_the_models_configurat
     model, transform, _ = vigpipe.load(str(weights))
     x = transform(path)
     assert torch.equal(x, transform(Image.open(path)))
-    assert torch.equal(x, transform.description.split([path]).read([0])[0])
+    description = transform.description
+    assert torch.equal(x, description.split(description.files([path])).read([0])[0])
     config, _ = timms(model)
     assert config["input_size"] == (3, 40, 32)
     assert (config["mean"], config["std"], config["crop_pct"]) == ((0.25,) * 3, (0.125,) * 3, 0.75)
@@ -99,7 +100,7 @@ def test_a_model_of_a_torch_file_has_the_variants_configuration_and_its_own_size
 
 def test_predictions_are_those_of_the_command(weights, tmp_path, capsys, monkeypatch):
     prepacked = []
-    for module in ("load", "predict"):
+    for module in ("load", "outputs"):
         target = f"vigpipe.inference.{module}.prepack"
         monkeypatch.setattr(target, lambda *a: prepacked.append(a) or prepack(*a))
     root = make_pictures(tmp_path / "pictures", size=(50, 41)) / "test"

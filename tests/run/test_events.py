@@ -33,8 +33,8 @@ def test_a_record_is_checked_as_a_whole(run, tmp_path):
     met = [{"replica": r, "step": 2 * n, "average": n} for n in (1, 2) for r in range(2)]
     rows = [*steps[:4], *met[:2], *steps[4:], *met[2:]]
 
-    def read(rows, is_whole=True, start=start_facts(run)):
-        lines = [json.dumps(row) for row in ({"start": start}, *rows)]
+    def read(rows, is_whole=True, start=None):
+        lines = [json.dumps(row) for row in ({"start": start or start_facts(run)}, *rows)]
         (tmp_path / "events.jsonl").write_text("\n".join(lines) + "\n")
         (tmp_path / "summary.json").unlink(missing_ok=True)
         if is_whole:

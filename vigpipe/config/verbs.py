@@ -8,10 +8,11 @@ from vigpipe.config.choices import Device, Dtype, Features, Model, Partition, Vi
 from vigpipe.config.options import TrainConfig
 from vigpipe.schedules import Schedule
 
-Format = Literal["text", "json"]
+Format = Literal["text", "json", "csv"]
 Split = Literal["all", "train", "validation", "test"]
 
 MADE_BY_GRAPH = "vigpipe graph"  # the mark of its pictures
+MADE_BY_EVALUATE = '<meta name="generator" content="vigpipe evaluate">'  # and of its pages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,21 +72,17 @@ class PrepareConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictConfig:
-    """Options of `vigpipe predict`.
+class InferenceConfig:
+    """Options of the commands that use trained weights, on ranks as in training.
 
     Attributes:
         weights: safetensors or torch file of weights.
         model: the model; needed only if the weights file does not name it.
-        data: the graph whose nodes are predicted, if the weights are of a graph model: a graph file
-            (.npz), a prepared folder, the name of a data set, or sbm:NODES,CLASSES.
         data_dir: folder of the data sets that have a name.
         download: fetch the data set if it is not in the data folder.
-        split: which nodes of the graph are told: those of a split, or all, the default.
         seed: seed of a random graph.
         image_size: SIDE or HEIGHTxWIDTH in pixels that images are resized and cropped to; by
             default the size the model was trained with.
-        format: output format: text, or json with one object per line.
         skip_bad_images: leave out images that cannot be read, and report how many and which.
         batch_size: number of images that run at once, over all replicas.
         stages: number of ranks in one pipeline, or a plan: a file, or the name of one of vigpipe's.
@@ -105,13 +102,10 @@ class PredictConfig:
 
     weights: Path
     model: VigModel | None = None
-    data: str | None = None
     data_dir: Path = Path("data")
     download: bool = False
-    split: Split = "all"
     seed: int = 0
     image_size: str | None = None
-    format: Format = "text"
     skip_bad_images: bool = False
     batch_size: int = 32
     stages: int | Path = 1
@@ -124,6 +118,45 @@ class PredictConfig:
     tf32: bool = False
     threads: int | None = None
     timeout: float = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictConfig(InferenceConfig):
+    """Options of `vigpipe predict`.
+
+    Attributes:
+        data: the graph whose nodes are predicted, if the weights are of a graph model: a graph file
+            (.npz), a prepared folder, the name of a data set, or sbm:NODES,CLASSES.
+        split: which nodes of the graph are told: those of a split, or all.
+        format: output format: text, json with one object per line, or csv.
+        logits: .npz file to write the logits of all classes to, with what they are of.
+        embeddings: .npz file to write the features to that the last layers classify: of an image
+            the pooled features of its nodes, of a node what the last layer takes.
+    """
+
+    data: str | None = None
+    split: Split = "all"
+    format: Format = "text"
+    logits: Path | None = None
+    embeddings: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig(InferenceConfig):
+    """Options of `vigpipe evaluate`.
+
+    Attributes:
+        data: labelled images, in any format that train takes, or a folder with a folder of images
+            for each class; or the graph, as predict takes it, if the weights are of a graph model.
+        split: what is scored; test, the default, is all of a folder that has only classes.
+        format: output format: text; json, one object; or csv, a row for each class.
+        page: .html file to write the result to as well, with the worst mistakes.
+    """
+
+    data: str
+    split: Split = "test"
+    format: Format = "text"
+    page: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ import contextlib
 import gzip
 import math
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -133,29 +133,11 @@ def open_source(
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     if size is not None and min(size) < 1:
         raise InputError(f"`--image-size` is at least 1 (got {size[0]}×{size[1]})")
-    if name == "digits":
-        stored = _digits()
-    elif name == "cifar10":
-        stored = _cifar10(data_dir or CIFAR10_FOLDER, download)
-    elif name == "fake":
+    if name == "fake":
         size = size or (FAKE_SIZE, FAKE_SIZE)
         stored = _fake(num_fake_images, num_fake_classes, size, seed)
     else:
-        # Path's own expanduser raises RuntimeError for an unknown ~user.
-        path = Path(os.path.expanduser(name))
-        if "://" in name or name.startswith("pipe:"):
-            raise InputError(
-                f"{name}: is an address or a pipe, but each image is read from files, in any "
-                "order; download them and name their folder"
-            )
-        if not os.path.exists(path):  # Path.exists raises OSError for a name of 300 letters
-            raise InputError(
-                f"{name}: no such data: it is neither one of digits, cifar10, fake nor a folder "
-                "or file here"
-            )
-        name = str(path)
-        with reading(name):
-            stored = formats.read(path)
+        name, stored = find_images(name, data_dir, formats.read, download=download)
     labels = np.unique(stored.train.labels)
     if len(labels) == 1:
         raise InputError(
@@ -190,6 +172,37 @@ def open_source(
         stored,
         None if held_out is None else Split(held_out, stored.look, unaugmented),
     )
+
+
+def find_images(
+    name: str,
+    data_dir: Path | None,
+    read: Callable[[Path], Stored],
+    *,
+    download: bool = False,
+) -> tuple[str, Stored]:
+    """Find the images that --data names, but for fake ones, and return what they are called.
+
+    Files and folders are read by `read`, a function of `vigpipe.data.formats`.
+    """
+    if name == "digits":
+        return name, _digits()
+    if name == "cifar10":
+        return name, _cifar10(data_dir or CIFAR10_FOLDER, download)
+    # Path's own expanduser raises RuntimeError for an unknown ~user.
+    path = Path(os.path.expanduser(name))
+    if "://" in name or name.startswith("pipe:"):
+        raise InputError(
+            f"{name}: is an address or a pipe, but each image is read from files, in any order; "
+            "download them and name their folder"
+        )
+    if not os.path.exists(path):  # Path.exists raises OSError for a name of 300 letters
+        raise InputError(
+            f"{name}: no such data: it is neither one of digits, cifar10, fake nor a folder or "
+            "file here"
+        )
+    with reading(str(path)):
+        return str(path), read(path)
 
 
 def _first_size(images: StoredImages, skip_bad_images: bool) -> tuple[tuple[int, int], str]:

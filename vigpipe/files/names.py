@@ -45,6 +45,11 @@ def first_few(names: Sequence[str], most: int = MOST_NAMED) -> str:
     return ", ".join([*shown, "…"] if len(names) > most else shown)
 
 
+def are_numbers(names: Sequence[str]) -> bool:
+    """Whether classes are named after their labels, as those without names are, or not at all."""
+    return all(name == str(label) for label, name in enumerate(names))
+
+
 def check_class_names(names: Sequence[str], where: str) -> None:
     """Raise InputError, which begins with `where`, if names cannot be shown, or two are equal."""
     seen: set[str] = set()

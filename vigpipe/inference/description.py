@@ -18,7 +18,7 @@ from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.data.formats.folders import Files
 from vigpipe.data.images import in_channels, to_rgb
 from vigpipe.data.split import Preparation, Split
-from vigpipe.data.stored import InMemory, Load, Look, StoredImages
+from vigpipe.data.stored import InMemory, Look, StoredImages
 from vigpipe.data.texts import pack
 from vigpipe.errors import InputError
 from vigpipe.files.weights_metadata import class_names, image_preparation, metadata_if_any
@@ -71,19 +71,21 @@ class ModelDescription:
             return tuple(info.index_to_description(i) for i in range(self.num_classes))
         return tuple(str(i) for i in range(self.num_classes))
 
-    def split(self, paths: Sequence[Path]) -> Split:
-        """Make a split of image files, prepared as in evaluation; all labels are 0."""
-        return self._split(Files(pack(map(str, paths)), self.in_chans), len(paths))
+    def files(self, paths: Sequence[Path]) -> StoredImages:
+        """Make of image files what their split is made of; all labels are 0."""
+        labels = np.zeros(len(paths), dtype=np.int64)
+        return StoredImages(labels, Files(pack(map(str, paths)), self.in_chans))
+
+    def split(self, images: StoredImages, look: Look | None = None) -> Split:
+        """Make a split of images of the model's channels, prepared as in evaluation."""
+        preparation = Preparation(self.image_size, self.mean, self.std, self.crop_pct)
+        return Split(images, look or Look(self.in_chans), preparation)
 
     def prepare(self, image: Image.Image) -> Tensor:
         """Prepare one image as in evaluation: (C, H, W) float32."""
         image = in_channels(to_rgb(image), self.in_chans)
-        return self._split(InMemory([image], "the image"), 1).read([0])[0]
-
-    def _split(self, load: Load, num_images: int) -> Split:
-        images = StoredImages(np.zeros(num_images, dtype=np.int64), load)
-        preparation = Preparation(self.image_size, self.mean, self.std, self.crop_pct)
-        return Split(images, Look(self.in_chans), preparation)
+        stored = StoredImages(np.zeros(1, dtype=np.int64), InMemory([image], "the image"))
+        return self.split(stored).read([0])[0]
 
     def pixels(self, images: Tensor) -> np.ndarray:
         """Turn prepared images back into pixels: (B, C, H, W) -> (B, H, W, 3) uint8 RGB."""

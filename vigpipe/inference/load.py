@@ -141,7 +141,8 @@ def predict(
         prepack(loaded.model)  # nobody else has this model
     given = [images] if isinstance(images, str | Path) else images
     paths = list_files([Path(path) for path in given])
-    split = loaded.transform.description.split(paths)
+    description = loaded.transform.description
+    split = description.split(description.files(paths))
     device = next(loaded.model.parameters()).device
     predictions: list[Prediction] = []
     for first in range(0, len(paths), batch_size):

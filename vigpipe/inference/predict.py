@@ -1,28 +1,20 @@
 """Predict the most likely classes of image files, with the same pipeline as evaluation."""
 
+import csv
+import io
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from vigpipe.config.options import TrainConfig
-from vigpipe.config.verbs import PredictConfig
-from vigpipe.data import Source
 from vigpipe.data.formats.folders import images_below
-from vigpipe.data.job import ImageJob
 from vigpipe.errors import InputError
-from vigpipe.inference.description import matching_weights, read_description
-from vigpipe.inference.prepack import can_prepack, prepack
-from vigpipe.launch.device import weight_dtype
 from vigpipe.messages import one_line
-from vigpipe.run.facts import Run, prepare
-from vigpipe.run.rank import RankState
 
 NUM_SHOWN = 5  # classes per image
 
@@ -50,7 +42,11 @@ class Prediction:
     def as_json(self) -> str:
         """Format as one line of JSON."""
         likely = top(self.names, self.labels, self.probabilities)
-        return json.dumps({"image": str(self.image), "top": likely})
+        return json.dumps({"image": str(self.image), "predicted": self.names[0], "top": likely})
+
+    def as_row(self) -> list[object]:
+        """Return the cells of a row of CSV, whose head is `head_of_rows("image", ...)`."""
+        return [self.image, self.names[0], *cells(self.names, self.probabilities)]
 
 
 def as_lines(title: str, names: Sequence[str], probabilities: Sequence[float]) -> str:
@@ -68,65 +64,23 @@ def top(
     return [{"class": name, "label": i, "probability": p} for name, i, p in rows]
 
 
-def options_of_ranks(config: PredictConfig) -> dict[str, Any]:
-    """Return the options of `vigpipe train` that say how the ranks of a prediction compute."""
-    names = ("stages", "microbatches", "dp", "schedule", "virtual_stages")
-    names += ("device", "dtype", "threads", "timeout")
-    return {name: getattr(config, name) for name in names}
+def cells(names: Sequence[str], probabilities: Sequence[float]) -> list[object]:
+    """Return the most likely classes of something, for CSV: each with its probability."""
+    return [cell for pair in zip(names, probabilities, strict=True) for cell in pair]
 
 
-def prepare_prediction(config: PredictConfig, paths: Sequence[Path]) -> Run:
-    """Prepare a run whose test images are the given image files."""
-    if not paths:
-        raise InputError("predict: none of the images can be read; name others")
-    description = read_description(config.weights, config.model, config.image_size)
-    split, names = description.split(paths), description.names()
-    source = Source(
-        "image files", names, description.in_chans, description.image_size, split, split
-    )
-    options = TrainConfig(
-        model=description.model,  # pyrefly: ignore[bad-argument-type]
-        **description.options,
-        data="fake",  # a placeholder, because the checks of the options need images
-        image_size=f"{description.image_size[0]}x{description.image_size[1]}",
-        batch_size=config.batch_size,
-        sync="drain",  # the smallest buffers; there are no gradients
-        **options_of_ranks(config),
-    )
-    run = prepare(options, weight_dtype(config.dtype))
-    matching_weights(config.weights, description.build)
-    options = replace(run.config, weights=config.weights)
-    notes = tuple(note for note in run.notes if note not in run.job.notes)  # not of the placeholder
-    return replace(run, job=ImageJob(options, source), config=options, notes=notes)
+def head_of_rows(*what: str, num_classes: int) -> list[str]:
+    """Name the columns of CSV: what is predicted, its class, the likeliest ones."""
+    places = range(1, min(NUM_SHOWN, num_classes) + 1)
+    pairs = [name for i in places for name in (f"class{i}", f"probability{i}")]
+    return [*what, "predicted", *pairs]
 
 
-def predict(rank_state: RankState, paths: Sequence[Path]) -> Iterator[Prediction]:
-    """Predict the image files of `prepare_prediction` in order, on ranks of the last stage.
-
-    Every rank must exhaust the iterator. On a CPU the models are prepacked, so that nothing else
-    can be done with them afterwards. Logits that are not finite are an error on all these ranks.
-    """
-    run, pipeline = rank_state.run, rank_state.pipeline
-    job, dtype = run.job, run.autocast_dtype or run.dtype
-    assert isinstance(job, ImageJob)
-    for model in rank_state.trained.models:
-        if can_prepack(model, dtype):
-            prepack(model, dtype)
-    names = job.source.class_names
-    num_done = 0
-    scorers = rank_state.scorers
-    for batch in rank_state.feed.test_batches(("test",), scorers.size, scorers.rank):
-        logits = pipeline.logits(batch)
-        if logits is None:
-            continue
-        probabilities, labels = most_likely(logits)  # (M * microbatch_size, 5)
-        flat = torch.stack((probabilities, labels.double())).flatten()
-        by_replica = rank_state.reducer.gather(flat).unflatten(1, (2, *labels.shape)).cpu()
-        for replica_index, (likely, label) in enumerate(by_replica):
-            real = job.share(run.layout, replica_index).positions(batch.num_samples) >= 0
-            for p, i in zip(likely[real].tolist(), label[real].int().tolist(), strict=True):
-                yield make_prediction(paths[num_done], names, i, p)
-                num_done += 1
+def as_csv(row: Sequence[object]) -> str:
+    """Write a row of CSV without the end of its line."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(row)
+    return text.getvalue()
 
 
 def make_prediction(

@@ -126,7 +126,14 @@ class Scores(NamedTuple):
         return "; ".join(parts)
 
 
-_NAMES = {"top1": "top-1", "top5": "top-5", "micro_f1": "micro-F1", "macro_f1": "macro-F1"}
+_NAMES = {
+    "top1": "top-1",
+    "top5": "top-5",
+    "micro_f1": "micro-F1",
+    "macro_f1": "macro-F1",
+    "f1": "F1",
+    "roc_auc": "ROC-AUC",
+}
 # The shares of a score by what it counts, the main one first, as metrics.jsonl names them.
 SHARES = {"images": ("top1", "top5"), "nodes": ("accuracy", "micro_f1", "macro_f1")}
 

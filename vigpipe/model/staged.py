@@ -45,6 +45,8 @@ class StagedModel(nn.Module):
     stem_names: ClassVar[tuple[str, ...]] = ()
     blocks_name: ClassVar[str] = "blocks"
     readout_names: ClassVar[tuple[str, ...]] = ()
+    # The module of the readout that takes the pooled features of an image's nodes.
+    pooled_into: ClassVar[str] = ""
 
     def __init__(self, num_blocks: int, num_classes: int) -> None:
         super().__init__()

@@ -188,6 +188,7 @@ class VigStudy(StagedModel):
     """
 
     readout_names = ("fc1", "fc2", "dropout")
+    pooled_into = "fc1"
 
     @typed
     def __init__(

@@ -98,6 +98,7 @@ class VisionGnn(StagedModel):
     stem_names = ("stem", "pos_embed")
     blocks_name = "backbone"
     readout_names = ("prediction",)
+    pooled_into = "prediction.0"
     output_fmt = "NHWC"
     tokens: Tokens | None = None
 

@@ -1,6 +1,6 @@
 """Begin a run with the weights of a file, whose classes may be in another order than the data's."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -8,7 +8,7 @@ from torch import Tensor
 from vigpipe.config.of_weights import said_options
 from vigpipe.config.options import TrainConfig, as_given
 from vigpipe.errors import InputError
-from vigpipe.files.names import first_few
+from vigpipe.files.names import are_numbers, first_few
 from vigpipe.files.weights_metadata import class_names, metadata_if_any
 from vigpipe.job.job import Job
 from vigpipe.model.staged import StagedModel
@@ -81,7 +81,7 @@ def names_of_classes(config: TrainConfig, ours: tuple[str, ...]) -> tuple[str, .
     """
     assert config.weights is not None
     theirs = class_names(metadata_if_any(config.weights), config.weights)
-    return theirs if theirs and _are_numbers(ours) else ours
+    return theirs if theirs and are_numbers(ours) else ours
 
 
 def _class_order(
@@ -96,9 +96,9 @@ def _class_order(
     theirs = class_names(metadata, path)
     if config.new_classifier or theirs == ours:
         return None, None
-    if _are_numbers(theirs):
+    if are_numbers(theirs):
         return None, f"{path} does not name its classes: they are taken to be {first_few(ours)}"
-    if _are_numbers(ours):
+    if are_numbers(ours):
         return None, f"{data} does not name its classes: they are taken to be {first_few(theirs)}"
     if sorted(theirs) == sorted(ours):
         labels = {name: label for label, name in enumerate(theirs)}
@@ -111,8 +111,3 @@ def _class_order(
         f"{path}: its classes are {first_few(theirs)}, and those of {data} {first_few(ours)}; give "
         "data of the same classes, or train a new last layer with vigpipe train --new-classifier"
     )
-
-
-def _are_numbers(names: Sequence[str]) -> bool:
-    """Whether classes are named after their labels, as those without names are, or not at all."""
-    return all(name == str(label) for label, name in enumerate(names))

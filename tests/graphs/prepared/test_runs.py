@@ -8,6 +8,7 @@ import torch
 
 import vigpipe
 from tests.graphs.prepared.folders import DENSE, OTHER, write
+from tests.predicted import predicted
 from tests.refusals import check_refusals
 from vigpipe.checkpoint.weights_file import save_weights
 from vigpipe.commands.check import trace
@@ -17,7 +18,7 @@ from vigpipe.config.verbs import PredictConfig
 from vigpipe.errors import InputError
 from vigpipe.graphs.job import GraphJob
 from vigpipe.graphs.prepared.files import Files
-from vigpipe.inference.predict_nodes import predict_nodes, prepare_node_prediction
+from vigpipe.inference.samples import NodeSamples
 from vigpipe.job.feed import Needs
 from vigpipe.run.evaluation import evaluate_all
 from vigpipe.run.facts import prepare
@@ -143,8 +144,8 @@ def test_predictions_have_the_users_numbers(tmp_path):
     of_folders = []
     for name in ("f", "one"):
         config = PredictConfig(weights=weights, data=str(tmp_path / name))
-        run, description = prepare_node_prediction(config)
-        of_folders.append(list(predict_nodes(make_rank_state(run, 0, CPU), description, "test")))
+        samples = NodeSamples.of(config, str(tmp_path / name), "test")
+        of_folders.append(predicted(samples, make_rank_state(samples.run, 0, CPU)))
     ours, reference = of_folders
     nodes = [row.node for row in ours]
     assert nodes == [row.node for row in reference] == sorted(nodes)

@@ -27,3 +27,11 @@ def read(path: Path) -> Stored:
             "Hugging Face's save_to_disk, or a .npz file"
         )
     return _FORMATS[-1].read(path)  # folders of images, whose message says what is expected
+
+
+def read_labelled(path: Path) -> Stored:
+    """Find labelled images as `read` does; those of a folder of classes only are test images."""
+    is_other = any(format_.holds(path) for format_ in _FORMATS[:-1])
+    if is_other or not os.path.isdir(path) or os.path.isdir(path / "train"):
+        return read(path)
+    return folders.read_classes(path)

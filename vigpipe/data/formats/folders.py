@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,16 +36,34 @@ def read(root: Path) -> Stored:
             f"{test_folder / unknown[0]}: {train_folder} has no class {unknown[0]!r}; the test "
             f"classes are among the train classes ({len(unknown)} of {len(test)} are not)"
         )
-    label_of = {name: label for label, name in enumerate(train)}
-
-    def images(classes: dict[str, list[Path]]) -> StoredImages:
-        labels = [label_of[name] for name in classes for _ in classes[name]]
-        paths = [path for name in classes for path in classes[name]]
-        files = Files(pack(map(str, paths)), root=str(root))
-        return StoredImages(np.asarray(labels, dtype=np.int64), files)
-
     notes = (*_unused(root, test_folder), *_in_no_class(train_folder, test_folder), *told(others))
-    return Stored(tuple(train), images(train), images(test), notes=notes)
+    names = (*train,)
+    train_images, test_images = (_stored_of(classes, names, root) for classes in (train, test))
+    return Stored(names, train_images, test_images, notes=notes)
+
+
+def read_classes(root: Path) -> Stored:
+    """Find the image files of a folder of class folders, or of its test/ or val/, as test images.
+
+    There are no train images.
+    """
+    tests = [root / name for name in ("test", "val") if os.path.isdir(root / name)]
+    others: Counter[str] = Counter()
+    folder = next(iter(tests), root)
+    classes = list_classes(folder, others)
+    notes = (*_in_no_class(folder), *told(others))
+    none = _stored_of({}, (), root)
+    return Stored((*classes,), none, _stored_of(classes, (*classes,), root), notes=notes)
+
+
+def _stored_of(
+    classes: Mapping[str, list[Path]], class_names: Sequence[str], root: Path
+) -> StoredImages:
+    label_of = {name: label for label, name in enumerate(class_names)}
+    labels = [label_of[name] for name in classes for _ in classes[name]]
+    paths = [path for name in classes for path in classes[name]]
+    files = Files(pack(map(str, paths)), root=str(root))
+    return StoredImages(np.asarray(labels, dtype=np.int64), files)
 
 
 @dataclass(frozen=True)

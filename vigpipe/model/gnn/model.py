@@ -1,6 +1,6 @@
 """A staged model whose samples are nodes of one graph, and whose blocks are graph layers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -48,6 +48,8 @@ class GraphModel(StagedModel):
         self.in_channels, self.width, self.num_layers = in_channels, width, len(layers)
         self.heads = heads
         self.detect_anomaly, self.decays = False, "all"  # or "first": the layers that decay
+        # Is given, in `by_layer`, what the layer takes that gives the logits.
+        self.listener: Callable[[AnyFeatures], None] | None = None
         self._last_selection: tuple[AnyFeatures, Tensor, AnyFeatures] | None = None
         self.convs = nn.ModuleDict({str(i): layer for i, layer in enumerate(layers)})
 
@@ -70,6 +72,10 @@ class GraphModel(StagedModel):
         # A tensor is a new view in every call, so that keeping its columns would be of no use.
         self._last_selection = None if isinstance(x, Tensor) else last
         return last[2]
+
+    def _tell(self, x: AnyFeatures) -> None:
+        if self.listener is not None:
+            self.listener(x)
 
     def read_out(self, x: Tensor, draws: Draws | None) -> Tensor:
         return x
@@ -162,13 +168,17 @@ class GraphModel(StagedModel):
         if self.has_stem and self.stem_names:
             rows = rows_at_once(x, chunk)
             x = in_chunks(lambda start, end: self.embed(slice_rows(x, start, end)), len(x), rows)
-        for layer in self.convs.values():
+        for name, layer in self.convs.items():
             assert isinstance(layer, GraphLayer)
+            if int(name) == self.num_layers - 1 and not self.readout_names:
+                self._tell(x)
             if isinstance(adjacency, Edges):
                 x = layer(x, None, adjacency)
             else:
                 x = _layer_in_chunks(layer, x, adjacency, chunk)
         if self.has_readout:
+            if self.readout_names:
+                self._tell(x[:, : self.width])
             x = in_chunks(lambda start, end: self.read_out(x[start:end], None), len(x), chunk)
         return x
 

@@ -1,0 +1,90 @@
+"""The commands `vigpipe predict` and `evaluate`, up to what needs torch, which `inference` does."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from vigpipe.config.choices import GRAPH_MODELS
+from vigpipe.config.options import TrainConfig, as_given, check_numbers, flag, given
+from vigpipe.config.verbs import MADE_BY_EVALUATE, EvaluateConfig, InferenceConfig, PredictConfig
+from vigpipe.errors import DONE, InputError
+from vigpipe.files.outputs import check_new_file
+from vigpipe.files.weights_metadata import metadata_if_any
+from vigpipe.launch.environment import from_environment
+from vigpipe.launch.failures import Advice, run_rank
+from vigpipe.launch.local import preload
+from vigpipe.parallel.layout import Layout
+from vigpipe.start import COMMAND_LINE, SKIP
+
+OF_IMAGES = ("model", "image_size", "skip_bad_images", "batch_size", "microbatches", "dp")
+OF_GRAPHS = ("data_dir", "download", "split", "seed")
+_CHECKED = ("seed", "image_size", "batch_size", "threads", "timeout")  # as those of train
+
+
+def run_inference(
+    config: InferenceConfig, arguments: Sequence[str], images: Sequence[Path] = ()
+) -> int | None:
+    """Run `vigpipe predict`, on files and folders, or `evaluate`, with ranks as for training.
+
+    Return the exit code; None if the result is what this process has printed.
+    """
+    launch = from_environment(os.environ)
+    is_graph = False
+
+    def run() -> int:
+        nonlocal is_graph
+        is_graph = _check(config, images)
+        if launch.launcher == "alone" and (config.stages != 1 or config.dp > 1):
+            preload(COMMAND_LINE, "vigpipe.commands.inference")
+        from vigpipe.commands.inference import start_or_infer  # imports torch
+
+        return start_or_infer(config, images, arguments, launch, is_graph=is_graph)
+
+    def advice() -> Advice:
+        if is_graph:  # all nodes at once
+            return Advice()
+        memory = "take a smaller --batch-size, more --microbatches, or more memory"
+        return Advice(memory, None if config.skip_bad_images else SKIP)
+
+    code = run_rank(run, launch, advice=advice)
+    # A code other than 0 of one of several ranks would end the others before they are done.
+    return None if code == DONE and launch.world_size == 1 else code
+
+
+def _check(config: InferenceConfig, images: Sequence[Path]) -> bool:
+    """Return whether the model is one of a graph; raise InputError for what is wrong by itself."""
+    named = metadata_if_any(config.weights).get("model")
+    is_graph = named in GRAPH_MODELS
+    others: Sequence[str] = ()
+    if isinstance(config, PredictConfig):
+        if config.data is None and is_graph:
+            raise InputError(
+                f"--weights {config.weights}: holds a {named}, which is a model of a graph, not of "
+                "images; name the graph with --data"
+            )
+        is_graph = config.data is not None
+        if images and is_graph:
+            raise InputError(
+                f"{images[0]}: is an image or a folder of images, and --data {config.data} a "
+                "graph; leave one of the two out"
+            )
+        others = () if is_graph else OF_GRAPHS
+    advice = "is for the nodes of a graph; leave it out, or name the graph with --data"
+    if is_graph:
+        others = OF_IMAGES
+        advice = "is for images, and the nodes of a graph are computed all at once; leave it out"
+    for name, value in given(config, others, type(config)).items():
+        raise InputError(f"{as_given(name, value)}: {advice}")
+    for name in ("logits", "embeddings"):
+        if (path := getattr(config, name, None)) is not None:
+            check_new_file(path, f"{flag(name)} ", (".npz",), overwrite=None)
+    if isinstance(config, EvaluateConfig) and config.page is not None:
+        check_new_file(
+            config.page, "--page ", (".html", ".htm"), mark=MADE_BY_EVALUATE, overwrite=None
+        )
+    check_numbers(TrainConfig(**{name: getattr(config, name) for name in _CHECKED}))
+    if isinstance(config.stages, int):  # otherwise a plan says how many
+        Layout(
+            config.stages, config.microbatches, config.dp, config.schedule, config.virtual_stages
+        )
+    return is_graph

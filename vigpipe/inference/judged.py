@@ -1,0 +1,151 @@
+"""What a model makes of samples whose classes are known, one by one and class by class.
+
+The numbers by class are scikit-learn's (`precision_recall_fscore_support`, `confusion_matrix` and
+`roc_auc_score`), of the classes that some sample has, or is predicted to have.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from vigpipe.inference.outputs import Output
+from vigpipe.inference.predict import check_finite
+
+NUM_TOP = 5  # classes, one of which is to be right
+NAMES = ("precision", "recall", "f1")
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """Samples whose classes are known, in order, and what a model makes of them."""
+
+    labels: np.ndarray  # (n,) int64; (n, C) bool where a sample may have several classes
+    predicted: np.ndarray  # of the same shape and type
+    losses: np.ndarray  # (n,) float64: cross-entropy; of several classes, the mean binary one
+    is_near: np.ndarray  # (n,) bool: the class is among the NUM_TOP likeliest; empty for several
+    # (n,) float64, of the class that is predicted, and of that which is right; (n, C) for several.
+    probabilities: np.ndarray
+    of_right: np.ndarray  # empty for several
+
+    @property
+    def has_several(self) -> bool:
+        return self.labels.ndim == 2
+
+    @property
+    def is_right(self) -> np.ndarray:
+        """Whether a sample has all of the classes that it is predicted to have, and no other."""
+        same = self.predicted == self.labels
+        return same.all(1) if self.has_several else same
+
+    @cached_property
+    def by_class(self) -> "ByClass":
+        return _by_class(self)
+
+    def confusion(self, classes: np.ndarray) -> np.ndarray:
+        """Count samples by the class that they have, in rows, and that they are predicted to."""
+        from sklearn.metrics import confusion_matrix  # takes a second to import
+
+        return confusion_matrix(self.labels, self.predicted, labels=classes)
+
+
+class ByClass(NamedTuple):
+    """Numbers by class, of the c classes that occur."""
+
+    classes: np.ndarray  # (c,) int64, their labels, ascending
+    # precision, recall, f1 and, where there are several classes, roc_auc: the area under the ROC
+    # curve, NaN where all samples have the class, or none; (c,) each.
+    numbers: dict[str, np.ndarray]
+    support: np.ndarray  # (c,) samples that have the class
+    averages: dict[str, dict[str, float]]  # of these numbers, by the kind of average
+
+
+class Judge:
+    """Compares outputs with the labels of their samples, in the same order.
+
+    Only those samples are judged that `is_known`, (n,) bool, says.
+    """
+
+    def __init__(
+        self, labels: np.ndarray, is_known: np.ndarray, name_of: Callable[[int], str]
+    ) -> None:
+        self._labels, self._is_known, self._name_of = labels, is_known, name_of
+        self._parts: list[tuple[np.ndarray, ...]] = []
+        self._done = 0
+
+    def add(self, output: Output) -> None:
+        """Compare the next output; FloatingPointError if logits are NaN or infinite."""
+        logits, done = output.logits.double(), self._done
+        for row in (~logits.isfinite().all(1)).nonzero().flatten().tolist():
+            check_finite(self._name_of(done + row), logits[row].tolist())
+        some = slice(done, done + len(logits))
+        is_known = torch.from_numpy(self._is_known[some])
+        right = torch.from_numpy(self._labels[some])[is_known]
+        compare = _judge_several if right.dim() == 2 else _judge_single
+        self._parts.append(tuple(part.numpy() for part in compare(logits[is_known], right)))
+        self._done += len(logits)
+
+    def judged(self) -> Judged:
+        """Return all that was compared, once every sample was."""
+        parts = (np.concatenate(part) for part in zip(*self._parts, strict=True))
+        return Judged(self._labels[self._is_known], *parts)
+
+
+def _judge_single(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    log = F.log_softmax(logits, 1)
+    # A stable sort, as in `most_likely`: equal logits are in the order of their labels.
+    likely = logits.sort(dim=1, descending=True, stable=True).indices[:, :NUM_TOP]
+    losses = -log.gather(1, labels[:, None])[:, 0]
+    predicted = likely[:, 0]
+    is_near = (likely == labels[:, None]).any(1)
+    probability = log.gather(1, predicted[:, None])[:, 0].exp()
+    return predicted, losses, is_near, probability, (-losses).exp()
+
+
+def _judge_several(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    losses = F.binary_cross_entropy_with_logits(logits, labels.double(), reduction="none").mean(1)
+    nothing = losses[:0]
+    return logits > 0, losses, nothing.bool(), logits.sigmoid(), nothing
+
+
+def _by_class(judged: Judged) -> ByClass:
+    from sklearn.metrics import precision_recall_fscore_support  # takes a second to import
+
+    labels, predicted = judged.labels, judged.predicted
+    if judged.has_several:
+        classes = np.flatnonzero(labels.any(0) | predicted.any(0))
+    else:
+        classes = np.union1d(labels, predicted)
+
+    def numbers(average: Any) -> dict[str, Any]:
+        *found, support = precision_recall_fscore_support(
+            labels, predicted, labels=classes, average=average, zero_division=0
+        )
+        return dict(zip((*NAMES, "support"), (*found, support), strict=True))
+
+    of_classes = numbers(None)
+    support = of_classes.pop("support")
+    kinds = ("micro", "macro", "weighted") if judged.has_several else ("macro", "weighted")
+    averages = {kind: {n: float(numbers(kind)[n]) for n in NAMES} for kind in kinds}
+    if judged.has_several:
+        areas = of_classes["roc_auc"] = _roc_auc(judged, classes)
+        known = areas[~np.isnan(areas)]
+        averages["macro"]["roc_auc"] = float(known.mean()) if len(known) else math.nan
+    return ByClass(classes, of_classes, support, averages)
+
+
+def _roc_auc(judged: Judged, classes: np.ndarray) -> np.ndarray:
+    from sklearn.metrics import roc_auc_score
+
+    def of_class(label: int) -> float:
+        has = judged.labels[:, label]
+        if has.all() or not has.any():
+            return math.nan
+        return float(roc_auc_score(has, judged.probabilities[:, label]))
+
+    return np.array([of_class(label) for label in classes])

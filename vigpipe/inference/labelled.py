@@ -1,0 +1,152 @@
+"""Labelled images for a model of a weights file: its classes by name, its channels, its sizes."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from vigpipe.config.verbs import EvaluateConfig
+from vigpipe.data import formats
+from vigpipe.data.left_out import counted
+from vigpipe.data.picture import Picture, to_pil
+from vigpipe.data.sources import find_images
+from vigpipe.data.stored import Load, Look, StoredImages
+from vigpipe.errors import InputError
+from vigpipe.files.names import are_numbers, first_few
+from vigpipe.inference.description import NUM_IMAGENET_CLASSES, ModelDescription
+from vigpipe.messages import plural
+
+
+class Labelled(NamedTuple):
+    """Images whose classes are known."""
+
+    name: str  # what the data are called
+    images: StoredImages  # with the model's labels
+    look: Look
+    notes: tuple[str, ...]  # sentences that the user should read
+
+
+def labelled_images(config: EvaluateConfig, description: ModelDescription) -> Labelled:
+    """Find the images of --data and --split, with the labels that the model gives their classes.
+
+    Raises:
+        InputError: the data cannot be read, or have classes or channels that the model has not.
+    """
+    if config.data == "fake":
+        raise InputError("--data fake: is noise without classes of its own; name labelled images")
+    if config.split == "validation":
+        raise InputError(
+            "--split validation: the images that --validation holds out are train images of a "
+            "folder; choose test, train or all"
+        )
+    name, stored = find_images(
+        config.data, config.data_dir, formats.read_labelled, download=config.download
+    )
+    splits = [*stored.splits.items()]
+    of_split = [images for split, images in splits if config.split in ("all", split)]
+    images = of_split[0] if len(of_split) == 1 else _joined(of_split)
+    if not len(images):
+        raise InputError(
+            f"--split {config.split}: {name} has no such images; choose another split, or all"
+        )
+    labels, note = _labels_of(stored.class_names, description, config)
+    load = _of_channels(images.load, stored.look, description, config)
+    images = StoredImages(labels[images.labels], load)
+    names, notes = description.names(), [*stored.notes, *note]
+    absent = np.setdiff1d(np.arange(len(names)), images.labels)
+    if len(absent):
+        notes.append(f"without images: {counted([names[i] for i in absent], 'class', 'classes')}")
+    look = replace(stored.look, channels=description.in_chans)
+    return Labelled(name, images, look, tuple(notes))
+
+
+def _labels_of(
+    ours: Sequence[str], description: ModelDescription, config: EvaluateConfig
+) -> tuple[np.ndarray, list[str]]:
+    """Return the model's label of each class of the data, by its name if it can be, and notes."""
+    theirs, data = description.class_names, f"--data {config.data}"
+    if not theirs and description.num_classes == NUM_IMAGENET_CLASSES:
+        from timm.data.imagenet_info import ImageNetInfo
+
+        theirs = tuple(ImageNetInfo().label_names())  # n01440764 and so on, as its folders
+    label_of = {name: label for label, name in enumerate(theirs)}
+    unknown = [name for name in ours if name not in label_of]
+    if not unknown:
+        return np.array([label_of[name] for name in ours]), []
+    if theirs and not are_numbers(theirs) and not are_numbers(ours):
+        raise InputError(
+            f"{data}: has {counted(unknown, 'class', 'classes')}, which the model in "
+            f"{config.weights} does not know: its classes are {first_few(theirs)}; give images of "
+            "these"
+        )
+    if len(ours) != description.num_classes:
+        raise InputError(
+            f"{data}: has {plural(len(ours), 'class')}, and the model in {config.weights} "
+            f"{description.num_classes}; one of the two does not name them, so give data of as many"
+        )
+    nameless, taken = (data, theirs) if are_numbers(ours) else (config.weights, ours)
+    note = f"{nameless} does not name its classes: they are taken to be {first_few(taken)}"
+    return np.arange(len(ours)), [note]
+
+
+def _of_channels(
+    load: Load, look: Look, description: ModelDescription, config: EvaluateConfig
+) -> Load:
+    if look.channels == description.in_chans and not look.is_encoded:
+        return load
+    if not look.is_encoded:
+        raise InputError(
+            f"--data {config.data}: its images have {plural(look.channels, 'channel')}, and those "
+            f"of the model in {config.weights} {description.in_chans}; give images like those"
+        )
+    return _InChannels(load, "L" if description.in_chans == 1 else "RGB")
+
+
+@dataclass(frozen=True)
+class _InChannels:
+    """Turns image files grey for a model of one channel, and grey ones to RGB for others."""
+
+    load: Load
+    mode: str
+
+    def __call__(self, index: int) -> Picture:
+        picture = to_pil(self.load(index))
+        return picture if picture.mode == self.mode else picture.convert(self.mode)
+
+    def name_of(self, index: int) -> str:
+        return self.load.name_of(index)
+
+    def marks(self) -> Iterable[bytes]:
+        return self.load.marks()
+
+
+def _joined(parts: Sequence[StoredImages]) -> StoredImages:
+    labels = np.concatenate([part.labels for part in parts])
+    return StoredImages(labels, _Joined(tuple(parts)))
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """Reads the images of several splits, one after the other."""
+
+    parts: tuple[StoredImages, ...]
+
+    def __call__(self, index: int) -> Picture:
+        part, index = self._place(index)
+        return part.load(index)
+
+    def name_of(self, index: int) -> str:
+        part, index = self._place(index)
+        return part.load.name_of(index)
+
+    def marks(self) -> Iterable[bytes]:
+        for part in self.parts:
+            yield from part.load.marks()
+
+    def _place(self, index: int) -> tuple[StoredImages, int]:
+        for part in self.parts:
+            if index < len(part):
+                return part, index
+            index -= len(part)
+        raise IndexError(f"image {index} after the last")

@@ -1,0 +1,273 @@
+"""The images, or the nodes of a graph, that a model of a weights file is used on."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, Protocol, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vigpipe.config.verbs import EvaluateConfig, InferenceConfig, PredictConfig, Split
+from vigpipe.data.left_out import unreadable
+from vigpipe.data.stored import Look, StoredImages
+from vigpipe.errors import InputError
+from vigpipe.graphs.graph import NO_CLASS, SPLITS, TEST, Graph
+from vigpipe.graphs.job import GraphJob
+from vigpipe.inference.description import ModelDescription, read_description
+from vigpipe.inference.graph_description import read_graph_description
+from vigpipe.inference.labelled import labelled_images
+from vigpipe.inference.outputs import (
+    Output,
+    check_has_features,
+    output_of_nodes,
+    outputs_of_images,
+    prepare_graph,
+    prepare_images,
+)
+from vigpipe.inference.predict import Prediction, make_prediction, most_likely
+from vigpipe.inference.predict_nodes import NodePrediction, make_node_prediction
+from vigpipe.messages import plural
+from vigpipe.run.facts import Run
+from vigpipe.run.initial_weights import names_of_classes
+from vigpipe.run.rank import RankState
+
+_AT_ONCE = 1 << 16  # nodes whose probabilities are computed together
+
+
+class Samples(Protocol):
+    """Samples, numbered from 0 in the order in which they are told."""
+
+    unit: ClassVar[str]  # images or nodes
+    columns: ClassVar[tuple[str, ...]]  # of CSV, which say what a row is of
+
+    @property
+    def run(self) -> Run:
+        """A run whose test samples are these."""
+        ...
+
+    @property
+    def data(self) -> str:
+        """What the user calls them."""
+        ...
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the model's classes by label."""
+        ...
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The classes of all samples, as `Judged` has them, known or not."""
+        ...
+
+    @property
+    def is_known(self) -> np.ndarray:
+        """Which samples have a known class, and say how good a prediction is, (n,) bool."""
+        ...
+
+    @property
+    def known(self) -> str:
+        """What those samples are, in a phrase."""
+        ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences that the user should read."""
+        ...
+
+    def name_of(self, index: int) -> str:
+        """Name a sample: the path of an image, or the name or number of a node."""
+        ...
+
+    def outputs(self, rank_state: RankState, *, has_features: bool) -> Iterator[Output]:
+        """Yield what the model makes of them, on ranks of the last stage; nothing on others.
+
+        Every rank must exhaust the iterator.
+        """
+        ...
+
+    def predictions(self, first: int, logits: Tensor) -> Iterator[Prediction | NodePrediction]:
+        """Make the predictions of samples, the first of which has this number."""
+        ...
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return what tells the rows of a file of arrays apart, by the names of the arrays."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSamples:
+    """Images; see `Samples`."""
+
+    unit: ClassVar[str] = "images"
+    columns: ClassVar[tuple[str, ...]] = ("image",)
+
+    config: InferenceConfig
+    description: ModelDescription
+    data: str
+    images: StoredImages
+    look: Look
+    has_labels: bool
+    own_notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of_files(cls, config: PredictConfig, paths: Sequence[Path]) -> Self:
+        """Take image files, whose folders may be named after their classes."""
+        description = read_description(config.weights, config.model, config.image_size)
+        images = description.files(paths)
+        label_of = {name: label for label, name in enumerate(description.class_names)}
+        labels = [label_of.get(path.absolute().parent.name, -1) for path in paths]
+        is_known = len(labels) > 1 and min(labels) >= 0
+        if is_known:
+            images = replace(images, labels=np.array(labels))
+        look = Look(description.in_chans)
+        return cls(config, description, "the images", images, look, is_known)
+
+    @classmethod
+    def labelled(cls, config: EvaluateConfig) -> Self:
+        """Take the labelled images of --data and --split."""
+        description = read_description(config.weights, config.model, config.image_size)
+        found = labelled_images(config, description)
+        notes = tuple(f"note: {note}" for note in found.notes)
+        return cls(config, description, found.name, found.images, found.look, True, notes)
+
+    @cached_property
+    def run(self) -> Run:
+        return prepare_images(self.config, self.description, self.images, self.look)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.description.names()
+
+    @property
+    def labels(self) -> np.ndarray:
+        return self.images.labels
+
+    @property
+    def is_known(self) -> np.ndarray:
+        return np.full(len(self.images), self.has_labels)
+
+    @property
+    def known(self) -> str:
+        return f"{plural(len(self.images), 'image')}, whose folders name their classes"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (*self.own_notes, *(f"note: {note}" for note in self.run.notes))
+
+    def without(self, bad: Sequence[int]) -> Self:
+        """Leave out some images, and say so; `bad` ascend."""
+        if not bad:
+            return self
+        left_out = unreadable([self.name_of(index) for index in bad])
+        kept = np.setdiff1d(np.arange(len(self.images)), bad)
+        images = self.images.take(kept)
+        return replace(self, images=images, own_notes=(left_out, *self.own_notes))
+
+    def name_of(self, index: int) -> str:
+        return self.images.load.name_of(index)
+
+    def outputs(self, rank_state: RankState, *, has_features: bool) -> Iterator[Output]:
+        return outputs_of_images(rank_state, has_features=has_features)
+
+    def predictions(self, first: int, logits: Tensor) -> Iterator[Prediction]:
+        probabilities, labels = (rows.tolist() for rows in most_likely(logits))
+        for number, (i, p) in enumerate(zip(labels, probabilities, strict=True), first):
+            yield make_prediction(Path(self.name_of(number)), self.class_names, i, p)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {"images": np.array([self.name_of(i) for i in range(len(self.images))])}
+
+
+@dataclass(frozen=True, eq=False)
+class NodeSamples:
+    """The nodes of a split of a graph, ascending in the user's order; see `Samples`."""
+
+    unit: ClassVar[str] = "nodes"
+    columns: ClassVar[tuple[str, ...]] = ("node", "name")
+
+    run: Run
+    data: str
+    class_names: tuple[str, ...]
+    nodes: np.ndarray  # (n,) int64, as the run numbers them
+    split: Split
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, config: InferenceConfig, data: str, split: Split, *, with_classes: bool = False
+    ) -> Self:
+        """Take the nodes of a split; only those that have a class, if so asked."""
+        description = read_graph_description(config.weights, data)
+        if isinstance(config, PredictConfig) and config.embeddings is not None:
+            check_has_features(config, description)
+        run = prepare_graph(config, description, data)
+        assert isinstance(run.job, GraphJob)
+        graph = run.job.graph
+        nodes = np.arange(graph.num_nodes) if split == "all" else graph.nodes_of(SPLITS[split])
+        if with_classes and not graph.is_multi_label:
+            nodes = nodes[graph.labels[nodes] != NO_CLASS]
+        if not len(nodes):
+            raise InputError(
+                f"--split {split}: {data} has no such nodes; choose another split, or all"
+            )
+        nodes = nodes[np.argsort(graph.numbers_of(nodes))]
+        return cls(run, data, names_of_classes(run.config, graph.class_names), nodes, split)
+
+    @property
+    def graph(self) -> Graph:
+        assert isinstance(self.run.job, GraphJob)
+        return self.run.job.graph
+
+    @property
+    def labels(self) -> np.ndarray:
+        return self.graph.labels[self.nodes]
+
+    @property
+    def is_known(self) -> np.ndarray:
+        """Which have a class; of all nodes, only those of the test."""
+        is_known = np.ones(len(self.nodes), dtype=bool)
+        if not self.graph.is_multi_label:
+            is_known = self.labels != NO_CLASS
+        if self.split == "all":
+            is_known &= self.graph.split[self.nodes] == TEST
+        return is_known
+
+    @property
+    def known(self) -> str:
+        which = "test" if self.split == "all" else self.split
+        return plural(int(self.is_known.sum()), f"{which} node")
+
+    def without(self, bad: Sequence[int]) -> Self:
+        raise NotImplementedError("nodes are not decoded")
+
+    def name_of(self, index: int) -> str:
+        names, node = self.graph.node_names, self.nodes[index]
+        return f"node {self.graph.numbers_of(node)}" if names is None else names[node]
+
+    def outputs(self, rank_state: RankState, *, has_features: bool) -> Iterator[Output]:
+        output = output_of_nodes(rank_state, has_features=has_features)
+        if output is None:
+            return
+        for some in torch.from_numpy(self.nodes).split(_AT_ONCE):
+            features = None if output.features is None else output.features[some]
+            yield Output(output.logits[some], features)
+
+    def predictions(self, first: int, logits: Tensor) -> Iterator[NodePrediction]:
+        several = self.graph.is_multi_label
+        likely = (rows.tolist() for rows in most_likely(logits, several=several))
+        nodes = self.nodes[first : first + len(logits)]
+        numbers, node_names = self.graph.numbers_of(nodes).tolist(), self.graph.node_names
+        for node, number, row, p, i in zip(nodes, numbers, logits, *likely, strict=True):
+            name = None if node_names is None else node_names[node]
+            predicted = (row > 0).nonzero()[:, 0].tolist() if several else None
+            yield make_node_prediction(number, name, self.class_names, i, p, predicted)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        named = {}
+        if (names := self.graph.node_names) is not None:
+            named = {"names": np.array([names[node] for node in self.nodes])}
+        return {"nodes": self.graph.numbers_of(self.nodes), **named}
