@@ -148,7 +148,8 @@ class EvaluateConfig(InferenceConfig):
     Attributes:
         data: labelled images, in any format that train takes, or a folder with a folder of images
             for each class; or the graph, as predict takes it, if the weights are of a graph model.
-        split: what is scored; test, the default, is all of a folder that has only classes.
+        split: what is scored: of images train or test, which is all of a folder that has only
+            classes; of nodes also validation, or all.
         format: output format: text; json, one object; or csv, a row for each class.
         page: .html file to write the result to as well, with the worst mistakes.
     """

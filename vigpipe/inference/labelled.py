@@ -35,21 +35,14 @@ def labelled_images(config: EvaluateConfig, description: ModelDescription) -> La
     """
     if config.data == "fake":
         raise InputError("--data fake: is noise without classes of its own; name labelled images")
-    if config.split == "validation":
-        raise InputError(
-            "--split validation: the images that --validation holds out are train images of a "
-            "folder; choose test, train or all"
-        )
+    if config.split not in ("train", "test"):
+        raise InputError(f"--split {config.split}: images are of train or test; choose one")
     name, stored = find_images(
         config.data, config.data_dir, formats.read_labelled, download=config.download
     )
-    splits = [*stored.splits.items()]
-    of_split = [images for split, images in splits if config.split in ("all", split)]
-    images = of_split[0] if len(of_split) == 1 else _joined(of_split)
+    images = stored.splits[config.split]
     if not len(images):
-        raise InputError(
-            f"--split {config.split}: {name} has no such images; choose another split, or all"
-        )
+        raise InputError(f"--split {config.split}: {name} has no such images; choose another split")
     labels, note = _labels_of(stored.class_names, description, config)
     load = _of_channels(images.load, stored.look, description, config)
     images = StoredImages(labels[images.labels], load)
@@ -119,34 +112,3 @@ class _InChannels:
 
     def marks(self) -> Iterable[bytes]:
         return self.load.marks()
-
-
-def _joined(parts: Sequence[StoredImages]) -> StoredImages:
-    labels = np.concatenate([part.labels for part in parts])
-    return StoredImages(labels, _Joined(tuple(parts)))
-
-
-@dataclass(frozen=True)
-class _Joined:
-    """Reads the images of several splits, one after the other."""
-
-    parts: tuple[StoredImages, ...]
-
-    def __call__(self, index: int) -> Picture:
-        part, index = self._place(index)
-        return part.load(index)
-
-    def name_of(self, index: int) -> str:
-        part, index = self._place(index)
-        return part.load.name_of(index)
-
-    def marks(self) -> Iterable[bytes]:
-        for part in self.parts:
-            yield from part.load.marks()
-
-    def _place(self, index: int) -> tuple[StoredImages, int]:
-        for part in self.parts:
-            if index < len(part):
-                return part, index
-            index -= len(part)
-        raise IndexError(f"image {index} after the last")

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Protocol, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -37,73 +37,12 @@ from vigpipe.run.rank import RankState
 _AT_ONCE = 1 << 16  # nodes whose probabilities are computed together
 
 
-class Samples(Protocol):
-    """Samples, numbered from 0 in the order in which they are told."""
-
-    unit: ClassVar[str]  # images or nodes
-    columns: ClassVar[tuple[str, ...]]  # of CSV, which say what a row is of
-
-    @property
-    def run(self) -> Run:
-        """A run whose test samples are these."""
-        ...
-
-    @property
-    def data(self) -> str:
-        """What the user calls them."""
-        ...
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The names of the model's classes by label."""
-        ...
-
-    @property
-    def labels(self) -> np.ndarray:
-        """The classes of all samples, as `Judged` has them, known or not."""
-        ...
-
-    @property
-    def is_known(self) -> np.ndarray:
-        """Which samples have a known class, and say how good a prediction is, (n,) bool."""
-        ...
-
-    @property
-    def known(self) -> str:
-        """What those samples are, in a phrase."""
-        ...
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Sentences that the user should read."""
-        ...
-
-    def name_of(self, index: int) -> str:
-        """Name a sample: the path of an image, or the name or number of a node."""
-        ...
-
-    def outputs(self, rank_state: RankState, *, has_features: bool) -> Iterator[Output]:
-        """Yield what the model makes of them, on ranks of the last stage; nothing on others.
-
-        Every rank must exhaust the iterator.
-        """
-        ...
-
-    def predictions(self, first: int, logits: Tensor) -> Iterator[Prediction | NodePrediction]:
-        """Make the predictions of samples, the first of which has this number."""
-        ...
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Return what tells the rows of a file of arrays apart, by the names of the arrays."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class ImageSamples:
-    """Images; see `Samples`."""
+    """Images, numbered from 0 in the order in which they are told."""
 
     unit: ClassVar[str] = "images"
-    columns: ClassVar[tuple[str, ...]] = ("image",)
+    columns: ClassVar[tuple[str, ...]] = ("image",)  # of CSV, which say what a row is of
 
     config: InferenceConfig
     description: ModelDescription
@@ -136,6 +75,7 @@ class ImageSamples:
 
     @cached_property
     def run(self) -> Run:
+        """A run whose test samples are these."""
         return prepare_images(self.config, self.description, self.images, self.look)
 
     @property
@@ -144,14 +84,17 @@ class ImageSamples:
 
     @property
     def labels(self) -> np.ndarray:
+        """The classes of all samples, as `Judged` has them, known or not."""
         return self.images.labels
 
     @property
     def is_known(self) -> np.ndarray:
+        """Which samples have a known class, and say how good a prediction is, (n,) bool."""
         return np.full(len(self.images), self.has_labels)
 
     @property
     def known(self) -> str:
+        """What those samples are, in a phrase."""
         return f"{plural(len(self.images), 'image')}, whose folders name their classes"
 
     @property
@@ -171,20 +114,26 @@ class ImageSamples:
         return self.images.load.name_of(index)
 
     def outputs(self, rank_state: RankState, *, has_features: bool) -> Iterator[Output]:
+        """Yield what the model makes of them, on ranks of the last stage; nothing on others.
+
+        Every rank must exhaust the iterator.
+        """
         return outputs_of_images(rank_state, has_features=has_features)
 
     def predictions(self, first: int, logits: Tensor) -> Iterator[Prediction]:
+        """Make the predictions of samples, the first of which has this number."""
         probabilities, labels = (rows.tolist() for rows in most_likely(logits))
         for number, (i, p) in enumerate(zip(labels, probabilities, strict=True), first):
             yield make_prediction(Path(self.name_of(number)), self.class_names, i, p)
 
     def arrays(self) -> dict[str, np.ndarray]:
+        """Return what says what the rows of an array are of, by name."""
         return {"images": np.array([self.name_of(i) for i in range(len(self.images))])}
 
 
 @dataclass(frozen=True, eq=False)
 class NodeSamples:
-    """The nodes of a split of a graph, ascending in the user's order; see `Samples`."""
+    """The nodes of a split of a graph, ascending in the user's order, as `ImageSamples`."""
 
     unit: ClassVar[str] = "nodes"
     columns: ClassVar[tuple[str, ...]] = ("node", "name")
@@ -241,9 +190,6 @@ class NodeSamples:
         which = "test" if self.split == "all" else self.split
         return plural(int(self.is_known.sum()), f"{which} node")
 
-    def without(self, bad: Sequence[int]) -> Self:
-        raise NotImplementedError("nodes are not decoded")
-
     def name_of(self, index: int) -> str:
         names, node = self.graph.node_names, self.nodes[index]
         return f"node {self.graph.numbers_of(node)}" if names is None else names[node]
@@ -271,3 +217,6 @@ class NodeSamples:
         if (names := self.graph.node_names) is not None:
             named = {"names": np.array([names[node] for node in self.nodes])}
         return {"nodes": self.graph.numbers_of(self.nodes), **named}
+
+
+Samples = ImageSamples | NodeSamples
