@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vigpipe.checkpoint.before import check_training
+from vigpipe.checkpoint.before import as_before, check_training
 from vigpipe.checkpoint.manifest import list_checkpoints
 from vigpipe.checkpoint.rescue import salvage
 from vigpipe.config.choices import Device
@@ -81,7 +81,7 @@ def run_world(
     if config.replay is not None and config.gossip_between == "hosts":
         num_hosts = recorded_replicas(config.replay)
     with found_by("host"):
-        dtype = weight_dtype(config.dtype)
+        dtype, config = weight_dtype(config.dtype), as_before(config)
         run = prepare(config, dtype, ranks_on_host=on_host, num_hosts=num_hosts)
     world_size = run.layout.world_size
     if trains and launch.launcher != "local" and not count_gpus(config.device):

@@ -157,8 +157,9 @@ def test_nodes_are_scored_as_by_scikit_learn(several, capsys):
 def test_text_and_csv_have_a_row_for_each_class_and_the_page_the_worst_mistakes(capsys):
     assert main(["evaluate", *OURS.split(), "--page", "p.html"]) == 0
     stdout, stderr = capsys.readouterr()
-    (note, opened) = stderr.splitlines()
-    assert note == "vigpipe: note: without images: 1 class (gnu)"
+    (unsplit, absent, opened) = stderr.splitlines()
+    assert unsplit.startswith("vigpipe: note: pictures has no test images: all are scored; --test")
+    assert absent == "vigpipe: note: without images: 1 class (gnu)"
     assert opened == "vigpipe: p.html: open it in a browser"
     first, second, *_ = stdout.splitlines()
     assert first == "pictures: 30 test images, by vig_digits of w.safetensors"
@@ -205,6 +206,8 @@ def test_a_split_is_chosen_and_classes_without_names_go_by_their_number(capsys):
     data = "--weights w.safetensors --data d"
     numbers = {split: told(capsys, f"{data} --split {split}") for split in ("train", "test")}
     assert [(row["images"], row["top1"]) for row in numbers.values()] == [(7, 1 / 7)] * 2
+    held_out = told(capsys, f"{OURS} --test 0.2 --seed 5")
+    assert held_out["images"] == 6  # of 30, one of each class
     save([str(i) for i in range(7)], "n.safetensors")
     assert main(["evaluate", "--weights", "n.safetensors", "--data", "d", "--format", "csv"]) == 0
     stderr = capsys.readouterr().err
@@ -223,8 +226,8 @@ def test_wrong_use_is_told_in_one_sentence(capsys, here):
         ("--data pictures", "--weights"),
         (f"{OURS} --page foreign.html", "--page foreign.html: is there already"),
         (f"{OURS} --page p.txt", "must end in .html or .htm"),
-        (f"{OURS} --split train", "--split train: pictures has no such images"),
-        (f"{OURS} --split validation", "--split validation: images are of train or test"),
+        (f"{OURS} --split all", "--split all: pictures has no such images; choose one of train"),
+        (f"{OURS} --test 1", "--test 1.0: must be a share"),
         (f"{OURS} --dp 0", "--dp 0"),
         ("--weights w.safetensors --data fake", "noise"),
         ("--weights w.safetensors --data hollow", "class 'ant' has no images"),

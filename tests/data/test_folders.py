@@ -5,10 +5,14 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from scipy.io import savemat
 
 from tests.data.tars.writing import png
 from tests.refusals import check_refusals
+from tests.test_cli import make_pictures
 from vigpipe.data import open_source
 from vigpipe.data.formats import folders
 from vigpipe.errors import InputError
@@ -48,18 +52,119 @@ def test_an_empty_class_and_a_folder_without_classes_are_errors(tmp_path):
     check_refusals(rows, lambda name: folders.list_classes(tmp_path / name))
 
 
-def test_the_splits_are_train_and_test_or_val(tmp_path):
-    for name in ("a/train", "b/test", "d/train", "d/val", "e/train", "e/val", "e/test"):
-        (tmp_path / name).mkdir(parents=True)
-    rows = [
-        ("a", f"{tmp_path}/a: has no folder test/ or val/;"),
-        ("b", f"{tmp_path}/b: has no folder train/;"),
-        ("absent", f"{tmp_path}/absent: cannot be listed"),
-    ]
-    check_refusals(rows, lambda name: folders.split_folders(tmp_path / name))
-    for name, test in (("d", "val"), ("e", "test")):
+def test_the_splits_are_train_test_and_val(tmp_path):
+    there = {
+        "train test": {"train": "train", "test": "test"},
+        "train val": {"train": "train", "test": "val"},
+        "train test validation": {"train": "train", "test": "test", "validation": "validation"},
+        "test": {"test": "test"},
+        "train": {"train": "train"},
+        "cat dog": {"train": "."},
+    }
+    for name, expected in there.items():
         root = tmp_path / name
-        assert folders.split_folders(root) == (root / "train", root / test)
+        for folder in name.split():
+            (root / folder).mkdir(parents=True)
+        assert folders.split_folders(root) == {split: root / f for split, f in expected.items()}
+    for folder in ("val", "validation"):
+        (tmp_path / "both" / folder).mkdir(parents=True)
+    rows = [
+        (folders.split_folders, "both", "has val/ and validation/, expected one folder"),
+        (folders.read, "absent", "absent: cannot be listed"),
+    ]
+    check_refusals(rows, lambda read, name: read(tmp_path / name))
+
+
+def test_validation_images_of_ones_own_are_scored_in_every_evaluation(tmp_path):
+    make_pictures(tmp_path / "new", 3, 2)
+    (make_pictures(tmp_path / "other", 4, 1) / "train").rename(tmp_path / "new" / "val")
+    source = open_source(str(tmp_path / "new"))
+    assert source.validation is not None
+    assert [len(split) for split in source.splits] == [6, 4, 8]
+    with pytest.raises(InputError, match=r"--validation 0\.1: .* has validation images of its own"):
+        open_source(str(tmp_path / "new"), validation=0.1)
+
+
+def test_a_folder_of_classes_only_gives_a_share_of_each_for_the_test(tmp_path):
+    root = make_pictures(tmp_path, 10, 1) / "train"
+    whole = folders.read(root)
+    assert (len(whole.train), len(whole.test)) == (20, 0)
+    source = open_source(str(root), test=0.2, validation=0.25, seed=3)
+    assert source.validation is not None
+    assert [np.bincount(s.labels).tolist() for s in source.splits] == [[6, 6], [2, 2], [2, 2]]
+    every = [
+        source.train.read(range(12)),
+        source.test.read(range(4)),
+        source.validation.read(range(4)),
+    ]
+    assert len({image.numpy().tobytes() for images in every for image in images}) == 20
+    others = open_source(str(root), test=0.2, seed=4).test.read(range(4))
+    assert not torch.equal(others, every[1])
+    rows = [
+        (root, {}, "has no test images; say which share .* --test 0.2"),
+        (tmp_path, {"test": 0.2}, "--test 0.2: .* has test images of its own"),
+        (root, {"test": 0.01}, "--test 0.01: holds no image out, for the largest class has 10"),
+    ]
+    check_refusals(rows, lambda name, options: open_source(str(name), **options))
+
+
+def test_images_of_the_test_in_one_folder_have_a_list_of_their_classes(tmp_path):
+    touch(tmp_path, "train/n02/1.JPEG", "train/n01/1.JPEG", "train/n03/1.JPEG")
+    names = [f"ILSVRC2012_val_0000000{i}" for i in (1, 2, 3, 4)]
+    touch(tmp_path, *(f"val/{name}.JPEG" for name in names))
+    expected = ["n03", "n01", "n01", "n02"]
+    synsets = np.array(
+        [
+            (3, "n01", "a", "", 0),
+            (1, "n02", "b", "", 0),
+            (2, "n03", "c", "", 0),
+            (4, "n9", "", "", 3),
+        ],
+        dtype=[
+            (name, object) for name in ("ILSVRC2012_ID", "WNID", "words", "gloss", "num_children")
+        ],
+    )
+    lists = {
+        "LOC_val_solution.csv": "ImageId,PredictionString\n"
+        + "".join(f"{n},{c} 1 2 3 4\n" for n, c in zip(names, expected, strict=True)),
+        "val.txt": "".join(
+            f"{n}.JPEG {int(c[2]) - 1}\n" for n, c in zip(names[::-1], expected[::-1], strict=True)
+        ),
+        "ILSVRC2012_validation_ground_truth.txt": "2\n3\n3\n1\n",
+    }
+    savemat(tmp_path / "meta.mat", {"synsets": synsets})
+    for name, text in lists.items():
+        (tmp_path / name).write_text(text)
+        stored = folders.read(tmp_path)
+        assert stored.class_names == ("n01", "n02", "n03")
+        found = {
+            Path(stored.test.load.name_of(i)).stem: f"n0{label + 1}"
+            for i, label in enumerate(stored.test.labels)
+        }
+        assert found == dict(zip(names, expected, strict=True)), name
+        (tmp_path / name).unlink()
+    wrong = [
+        ("val.txt", "", "ILSVRC2012_val_00000001.JPEG: has no class in .*val.txt"),
+        ("val.txt", f"{names[0]}.JPEG 3", "'3', expected a number from 0 to 2; mend it"),
+        ("val.txt", "image", "the line 'image', expected ILSVRC2012_val_00000001.JPEG 65"),
+        ("LOC_val_solution.csv", "head\nimage", "the line 'image', expected ILSVRC2012_val_"),
+        ("ILSVRC2012_validation_ground_truth.txt", "1\n", "has 1 lines, and .*val 4 images"),
+    ]
+
+    def read(name, text):
+        (tmp_path / name).write_text(text)
+        try:
+            folders.read(tmp_path)
+        finally:
+            (tmp_path / name).unlink()
+
+    check_refusals(wrong, read)
+    check_refusals(
+        [("val: has images and no class folders; .* val.txt",)], lambda: folders.read(tmp_path)
+    )
+    (tmp_path / "meta.mat").write_bytes(b"MATLAB")
+    row = (next(reversed(lists)), "1\n" * 4, "meta.mat: is not the devkit's meta.mat")
+    check_refusals([row], read)
 
 
 def test_folders_a_level_too_deep_are_no_classes(tmp_path):
@@ -82,10 +187,8 @@ def test_what_is_left_out_is_told_in_a_line_each(tmp_path):
     touch(tmp_path, *(f"{split}/{name}/1.png" for split in ("train", "test") for name in "ab"))
     assert folders.read(tmp_path).notes == ()
     touch(tmp_path, "train/a/1.heic", "train/a/b/2.HEIC", "test/labels.csv", "train/b/notes")
-    touch(tmp_path, "train/2.png", "test/a/.hidden", "val/a/1.png", "validation/a/1.png")
+    touch(tmp_path, "train/2.png", "test/a/.hidden")
     assert folders.read(tmp_path).notes == (
-        f"{tmp_path}/val and {tmp_path}/validation: not read, as the test images are those of "
-        "test/; --validation holds out training images instead",
         f"{tmp_path}/train: images in no class folder are left out (1)",
         "4 files are left out, as the suffix is not one of an image: 2 .heic, 1 without one, "
         "1 .csv",

@@ -7,14 +7,15 @@ import re
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from tests.refusals import check_refusals
-from vigpipe.data import images
-from vigpipe.data.picture import to_array
+from vigpipe.data import images, open_source
+from vigpipe.data.picture import to_array, turned_upright
 from vigpipe.errors import InputError
 
 # Pillow warns of what it can do without, as of a cut EXIF; outside of tests that is no error.
@@ -224,3 +225,47 @@ def test_without_memory_an_image_is_named_and_not_taken_for_a_bad_one(tmp_path, 
     path.write_bytes(b"x")
     words = f"^{path}: memory ran out while it was read .MemoryError.; see whether it is as large"
     check_refusals([(lambda: images.find_bad_images(images.read_image, [path]), words)])
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "TIFF", "WEBP"])
+def test_images_are_turned_as_exif_says_unless_asked_not_to(tmp_path, format):
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    options = {"quality": 100, "lossless": True} if format == "WEBP" else {}
+    for orientation in range(1, 9):
+        image, exif = Image.fromarray(pixels), Image.Exif()
+        exif[0x0112] = orientation
+        image.save(tmp_path / f"{orientation}.x", format, exif=exif, **options)
+        found = images.read_image(tmp_path / f"{orientation}.x")
+        expected = ImageOps.exif_transpose(Image.open(tmp_path / f"{orientation}.x")).convert("RGB")
+        upright = turned_upright(found)
+        assert format != "TIFF" or upright is found  # Pillow has turned it
+        assert np.array_equal(to_array(upright), to_array(expected))
+        assert upright is turned_upright(upright)  # once
+        assert turned_upright(images.in_channels(found, 1)).size == expected.size
+
+
+def test_a_run_says_what_its_images_are_like(tmp_path):
+    kinds = {"grey": flat(9, "L"), "colour": flat(RED), "clear": half_transparent()}
+    kinds["cmyk"] = flat((1, 2, 3, 4), "CMYK")
+    for split in ("train", "test"):
+        for name, image in kinds.items():
+            folder = tmp_path / split / name
+            folder.mkdir(parents=True)
+            exif = Image.Exif()
+            exif[0x0112] = 3
+            options: dict[str, Any] = {"exif": exif} if name == "colour" else {}
+            suffix = "png" if options else "tif"
+            image.save(folder / f"1.{suffix}", **options)
+    for turned, how in (
+        (True, "all such are turned upright"),
+        (False, "none is turned, as --no-e"),
+    ):
+        source = open_source(str(tmp_path), exif=turned)
+        assert source.stored is not None
+        kinds_told, turned_told = source.stored.notes
+        assert kinds_told == (
+            "of 4 train images looked at, 1 CMYK, 1 grey, 1 with transparent pixels: all are read "
+            "as RGB, transparent pixels as white"
+        )
+        some = "of 4 train images looked at, 1 with an orientation in EXIF: "
+        assert turned_told.startswith(some + how)

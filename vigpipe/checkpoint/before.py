@@ -1,11 +1,16 @@
-"""What a training run is refused for before its ranks start, or meet."""
+"""What earlier runs say of a training run, and refuse it for, before its ranks start, or meet."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from vigpipe.checkpoint.manifest import checkpoints_at, list_checkpoints, read_manifest
 from vigpipe.checkpoint.resume import check_belongs, check_same_options
+from vigpipe.config.options import TrainConfig
+from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.config.replication import balances_parts
 from vigpipe.errors import InputError
+from vigpipe.files.untrusted import read_toml
 from vigpipe.run.events import read_events
 from vigpipe.run.facts import Run
 
@@ -25,6 +30,29 @@ def check_training(run: Run, num_threads: int) -> None:
             read_events(replay, run, num_threads)
     if run.config.resume is not None:
         _check_resumed(run, run.config.resume)
+
+
+def as_before(config: TrainConfig) -> TrainConfig:
+    """Leave images as a run of an earlier version did, which this one goes on with or does again.
+
+    Such a run did not turn them as the EXIF of their files says.
+    """
+    if config.exif is not None or MODEL_DEFAULTS[config.model].job != "images":
+        return config
+    try:
+        before = _options_before(config)
+    except InputError:  # whoever goes on with it says so
+        return config
+    return config if before is None or "exif" in before else replace(config, exif=False)
+
+
+def _options_before(config: TrainConfig) -> Mapping[str, object] | None:
+    if config.replay is not None:
+        return read_toml(config.replay / "config.toml")
+    place = config.out if config.resume == "auto" else config.resume and Path(config.resume)
+    if not place or (not list_checkpoints(place) and config.resume == "auto"):
+        return None
+    return read_manifest(checkpoints_at(place)[0]).config
 
 
 def _check_resumed(run: Run, option: str) -> None:

@@ -67,6 +67,7 @@ def _check_options(
         # A run without --halo is exact too, and a single rank may not give the option.
         if options.get("halo") == "exact":
             del options["halo"]
+        options.setdefault("exif", False)  # versions without the option; graphs have none either
     for name in sorted((now.keys() | before.keys()) - may_differ):
         if now.get(name) != before.get(name):
             raise InputError(

@@ -71,7 +71,7 @@ def _check(config: InferenceConfig, images: Sequence[Path]) -> bool:
         others = () if is_graph else OF_GRAPHS
     advice = "is for the nodes of a graph; leave it out, or name the graph with --data"
     if is_graph:
-        others = OF_IMAGES
+        others = OF_IMAGES if isinstance(config, PredictConfig) else (*OF_IMAGES, "test")
         advice = "is for images, and the nodes of a graph are computed all at once; leave it out"
     for name, value in given(config, others, type(config)).items():
         raise InputError(f"{as_given(name, value)}: {advice}")
@@ -82,7 +82,8 @@ def _check(config: InferenceConfig, images: Sequence[Path]) -> bool:
         check_new_file(
             config.page, "--page ", (".html", ".htm"), mark=MADE_BY_EVALUATE, overwrite=None
         )
-    check_numbers(TrainConfig(**{name: getattr(config, name) for name in _CHECKED}))
+    checked = {name: getattr(config, name) for name in _CHECKED}
+    check_numbers(TrainConfig(**checked, test=getattr(config, "test", 0.0)))
     if isinstance(config.stages, int):  # otherwise a plan says how many
         Layout(
             config.stages, config.microbatches, config.dp, config.schedule, config.virtual_stages

@@ -49,6 +49,8 @@ class TrainKeywords(TypedDict, total=False):
     workers: int
     skip_bad_images: bool
     validation: float
+    test: float
+    exif: bool | None
     features: choices.Features | None
     symmetric: bool | None
     multi_label: bool

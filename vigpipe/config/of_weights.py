@@ -114,7 +114,7 @@ def _parsed(name: str, text: str, hints: tuple[Any, ...], where: Path) -> Any:
 
 
 def _of_images(metadata: Mapping[str, str], config: TrainConfig, path: Path) -> dict[str, Any]:
-    """Return the size and the crop of a file's images where the options leave the size open."""
+    """Return how a file's images are prepared, as far as the options leave it open."""
     defaults, prepared = MODEL_DEFAULTS[metadata["model"]], image_preparation(metadata, path)
     for name, ours in (("mean", defaults.image_mean), ("std", defaults.image_std)):
         if prepared.get(name, ours) != ours:
@@ -122,12 +122,15 @@ def _of_images(metadata: Mapping[str, str], config: TrainConfig, path: Path) -> 
                 f"{path}: its model takes pixels whose {name} is {prepared[name]:g}, and a run "
                 f"prepares them with {ours:g} for {metadata['model']}; choose other weights"
             )
+    turned = {}
+    if config.exif is None and "class_names" in metadata and "exif" not in metadata:
+        turned = {"exif": False}  # runs of earlier versions left images as they are
     if config.image_size is not None or "img_size" not in metadata:
-        return {}
+        return turned
     try:
         parse_image_size(metadata["img_size"])
     except InputError as error:
         raise unusable(path, "img_size", metadata["img_size"], "HEIGHTxWIDTH") from error
     size = {"image_size": metadata["img_size"]}
     is_open = config.crop_pct is None and "crop_pct" in prepared
-    return size | ({"crop_pct": prepared["crop_pct"]} if is_open else {})
+    return turned | size | ({"crop_pct": prepared["crop_pct"]} if is_open else {})

@@ -126,6 +126,9 @@ class TrainConfig:
         skip_bad_images: leave out images that cannot be read, and report how many and which.
         validation: share of the training images of each class, such as 0.1, that the seed draws,
             and that is held out of training and scored in every evaluation, to choose weights by.
+        test: share of the images of each class, such as 0.2, that the seed draws, and that is held
+            out as test images, of data without any of their own.
+        exif: turn images as the EXIF of their files says.
         features: how the features of a graph's nodes are scaled: raw leaves them as they are; row
             divides each node's by their sum; tfidf gives rare ones more weight.
         symmetric: use every edge of a graph in both directions.
@@ -173,8 +176,8 @@ class TrainConfig:
             down.
         ema: decay per step of the moving average of the weights, which is evaluated too; 0 turns it
             off.
-        seed: seed of the weights, the order of the data, the random masks and the validation
-            images.
+        seed: seed of the weights, the order of the data, the random masks, and the images of
+            --validation and --test.
         evaluate_every: epochs between evaluations; the last epoch always ends with one.
         log_every: how often to print a line of progress: a number of steps (50), a time (30s) or
             never; by default 30s where the output is no terminal, which shows a bar.
@@ -327,6 +330,8 @@ class TrainConfig:
     workers: int = _data(0, short=True, bounds=(0, 256), job="images", differs="always")
     skip_bad_images: bool = _data(False, job="images", differs="always")
     validation: float = _data(0.0, short=True, job="images")
+    test: float = _data(0.0, short=True, job="images")
+    exif: bool | None = _data(None, job="images", in_weights=True)
     features: choices.Features | None = _data(None, job="graph", in_weights=True)
     symmetric: bool | None = _data(None, job="graph", in_weights=True)
     multi_label: bool = _data(False, job="graph", differs="always")
@@ -537,11 +542,13 @@ def check_numbers(config: TrainConfig) -> None:
                 f"{flag(name)} {value}: must be a number from {_plain(least)} to "
                 f"{_plain(most)}{why}"
             )
-    if not 0 <= config.validation < 1:  # NaN fails too
-        raise InputError(
-            f"--validation {config.validation}: must be a share of the training images, from 0 to "
-            "less than 1, such as 0.1"
-        )
+    for name in ("validation", "test"):
+        share = getattr(config, name)
+        if not 0 <= share < 1:  # NaN fails too
+            raise InputError(
+                f"{flag(name)} {share}: must be a share of the training images, from 0 to less "
+                "than 1, such as 0.1"
+            )
     parse_compress(config.compress)
     parse_halo(config.halo)
     parse_fanout(config.fanout)

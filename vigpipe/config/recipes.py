@@ -25,6 +25,7 @@ class ModelDefaults:
     crop_pct: float = 1.0
     image_mean: float = 0.0  # that is subtracted from the pixels, which lie in 0 ... 1
     image_std: float = 1.0  # that the pixels are divided by afterwards
+    exif: bool = True
     job: choices.JobName = "images"  # what the model is for
     norm: choices.Norm | choices.GraphNorm = "batch"
     sampler: choices.Sampler | None = None

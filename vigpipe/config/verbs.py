@@ -148,14 +148,18 @@ class EvaluateConfig(InferenceConfig):
     Attributes:
         data: labelled images, in any format that train takes, or a folder with a folder of images
             for each class; or the graph, as predict takes it, if the weights are of a graph model.
-        split: what is scored: of images train or test, which is all of a folder that has only
-            classes; of nodes also validation, or all.
+        split: what is scored: train, validation or test images, as far as the data have them; of
+            nodes also all.
+        test: share of the images of each class that the training held out by its --test and --seed;
+            by default, all images of data without test images are scored.
+        seed: seed of a random graph, or of the images of --test.
         format: output format: text; json, one object; or csv, a row for each class.
         page: .html file to write the result to as well, with the worst mistakes.
     """
 
     data: str
     split: Split = "test"
+    test: float = 0.0
     format: Format = "text"
     page: Path | None = None
 

@@ -1,5 +1,6 @@
 """Decode images, and find those that cannot be decoded."""
 
+import contextlib
 import errno
 import io
 import stat
@@ -12,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image, features
 
+from vigpipe.data.picture import KIND, ORIENTATION
 from vigpipe.errors import InputError, TooLarge, UnreadableImage
 from vigpipe.launch.environment import num_cores
 from vigpipe.launch.failures import reading
@@ -43,6 +45,7 @@ LARGEST_RATIO = 256  # Resizing the shorter side of an image enlarges the longer
 warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
 NUM_THREADS = min(8, num_cores())  # Pillow releases the GIL while it decodes
 _BITS, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 262, 0  # TIFF 6.0, section 8
+_ORIENTATION = 274  # Exif 2.3, section 4.6.4
 NOT_THE_FILES_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
@@ -113,14 +116,37 @@ def _opened(content: bytes) -> Image.Image:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
+    """Decode an opened image to RGB, as `_in_rgb` does; its `info` says what the file was like."""
+    said = {name: image.info[name] for name in (ORIENTATION, KIND) if name in image.info}
+    said = said or {KIND: _kind_of(image)}
+    rgb = _in_rgb(image)
+    if ORIENTATION not in said:
+        said[ORIENTATION] = None
+        with contextlib.suppress(Exception):  # an image whose EXIF is damaged stays as it is
+            # Pillow has turned a TIFF while it decoded it, and removed its orientation.
+            said[ORIENTATION] = image.getexif().get(_ORIENTATION)
+    rgb.info |= said
+    return rgb
+
+
+def _kind_of(image: Image.Image) -> str:
+    """Say what an opened image has besides three channels; nothing if it has just these."""
+    if image.has_transparency_data:
+        return "with transparent pixels"
+    if image.mode in ("1", "L", "I", "F") or image.mode.startswith("I;16"):
+        return "grey"
+    return "" if image.mode in ("RGB", "P") else image.mode
+
+
+def _in_rgb(image: Image.Image) -> Image.Image:
     """Decode an opened image to RGB.
 
     Transparent pixels are put on white. CMYK is converted to RGB without a colour profile. Of 16
     bits per channel the upper 8 are kept: Pillow itself does so for colours, but leaves 16-bit
     greys unchanged (mode I;16, or I from PGM), and converting those would turn all values above 255
-    white. Of 12-bit greys, the lower 4 bits are dropped. An orientation in EXIF is not applied, as
-    in torchvision and timm. Pixels of an unknown range are a ValueError; for what it cannot decode,
-    Pillow raises exceptions of any type.
+    white. Of 12-bit greys, the lower 4 bits are dropped. An orientation in EXIF is not applied here
+    (`vigpipe.data.picture.turned_upright`). Pixels of an unknown range are a ValueError; for what
+    it cannot decode, Pillow raises exceptions of any type.
     """
     is_16_bit = image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM")
     clear = image.info.get("transparency")  # a colour in the file's bits; Pillow compares 8 bits

@@ -70,8 +70,11 @@ class ImageJob:
     @property
     def description(self) -> str:
         source = self.source
+        validation = ""
+        if source.validation is not None and not self.config.validation:
+            validation = f", {len(source.validation):,} validation"
         return (
-            f"{len(source.train):,} training and {len(source.test):,} test images in "
+            f"{len(source.train):,} training{validation} and {len(source.test):,} test images in "
             f"{source.num_classes:,} classes ({first_few(source.class_names)})"
         )
 
@@ -87,12 +90,16 @@ class ImageJob:
             notes += source.stored.notes
         if source.bad_images:
             notes.append(unreadable(source.bad_images))
-        if source.validation is not None:
-            num_held_out, num_left = len(source.validation), len(source.train)
+        num_images = len(source.train)
+        if self.config.validation and source.validation is not None:
+            num_images += len(source.validation)
             notes.append(
-                f"{num_held_out} of {num_held_out + num_left} training images are held out for "
+                f"{len(source.validation)} of {num_images} training images are held out for "
                 "validation"
             )
+        if self.config.test:
+            of = f"{len(source.test)} of {num_images + len(source.test)}"
+            notes.append(f"{of} images are held out for the test")
         return tuple(notes)
 
     @property
@@ -306,6 +313,8 @@ def open_images(config: TrainConfig, bad_images: frozenset[ImageId] = frozenset(
         augment=_augment(config),
         seed=config.seed,
         validation=config.validation,
+        test=config.test,
+        exif=bool(config.exif),
         skip_bad_images=config.skip_bad_images,
         bad_images=bad_images,
     )

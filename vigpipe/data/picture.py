@@ -9,6 +9,18 @@ from PIL import Image
 
 Picture = np.ndarray | Image.Image  # (h, w, C) uint8, or of Pillow's mode L (C = 1) or RGB (C = 3)
 
+# What `info` of a decoded image says of its file: EXIF's orientation, and what its pixels are like.
+ORIENTATION, KIND = "vigpipe orientation", "vigpipe kind"
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
 
 def size_of(picture: Picture) -> tuple[int, int]:
     """Return (h, w) in pixels."""
@@ -39,3 +51,15 @@ def write_channels(picture: Picture, out: np.ndarray) -> None:
     for band, channel in zip(picture.getbands(), out, strict=True):
         pixels = picture.tobytes("raw", band)  # Transposing an array takes three times as long.
         channel[...] = np.frombuffer(pixels, np.uint8).reshape(channel.shape)
+
+
+def turned_upright(picture: Picture) -> Picture:
+    """Turn a picture as the EXIF of its file says, if it was decoded from one."""
+    if not isinstance(picture, Image.Image):
+        return picture
+    turn = _TURNS.get(picture.info.get(ORIENTATION) or 1)
+    if turn is None:
+        return picture
+    turned = picture.transpose(turn)
+    turned.info[ORIENTATION] = 1
+    return turned

@@ -4,26 +4,32 @@ import contextlib
 import gzip
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from vigpipe.data import formats
 from vigpipe.data.augment import Augmentation
-from vigpipe.data.images import find_bad_images
-from vigpipe.data.picture import size_of
+from vigpipe.data.images import NUM_THREADS, find_bad_images
+from vigpipe.data.picture import KIND, ORIENTATION, size_of
 from vigpipe.data.split import Preparation, Split
-from vigpipe.data.stored import ImageId, InMemory, Look, Stored, StoredImages
+from vigpipe.data.stored import ImageId, InMemory, Load, Look, Stored, StoredImages
 from vigpipe.data.transforms import hash_64
 from vigpipe.data.validation import hold_out
 from vigpipe.errors import InputError
 from vigpipe.launch.failures import reading
+from vigpipe.messages import plural
 
 CIFAR10_FOLDER = Path("data")
 FAKE_SIZE = 224
+_NUM_LOOKED_AT = 16  # images that are decoded to say what kinds there are
 
 
 @dataclass(frozen=True)
@@ -94,12 +100,14 @@ def open_source(
     augment: bool | Augmentation = False,
     seed: int = 0,
     validation: float = 0.0,
+    test: float = 0.0,
+    exif: bool = True,
     skip_bad_images: bool = False,
     bad_images: Collection[ImageId] | None = None,
     num_fake_images: int = 1280,
     num_fake_classes: int = 10,
 ) -> Source:
-    """Open a source of labelled images; images are decoded only if skip_bad_images is set.
+    """Open a source of labelled images; a few are decoded, or all if skip_bad_images is set.
 
     Args:
         name: `digits` (scikit-learn: 1,797 real 8×8 greys), `cifar10`, `fake` (noise), or a folder
@@ -117,9 +125,12 @@ def open_source(
             mirrored 2 is not a 2); an Augmentation applies timm's. Test and validation images are
             never augmented.
         seed: seed of the augmentation, of the fake images, and of which train images are held out;
-            what is a test image does not depend on it.
+            images that a data set has for the test do not depend on it.
         validation: share of the train images of each class that is held out for validation, after
-            unreadable images have been left out; 0 for none.
+            unreadable images and those of `test` have been left out; 0 for none.
+        test: share of the images of each class that is held out for the test, of a data set without
+            test images of its own.
+        exif: turn images as the EXIF of their files says.
         skip_bad_images: decode every image once, and leave out those that fail.
         bad_images: images to leave out, if known already, as when the ranks share the search.
         num_fake_images: number of train images of `fake`; it has a fifth of that, but at least one,
@@ -139,6 +150,11 @@ def open_source(
     else:
         name, stored = find_images(name, data_dir, formats.read, download=download)
     labels = np.unique(stored.train.labels)
+    if not len(labels):
+        raise InputError(
+            f"{name}: has no train images; images are expected as train/<class>/<image> and "
+            "test/<class>/<image>, or as <class>/<image> with --test 0.2"
+        )
     if len(labels) == 1:
         raise InputError(
             f"{name}: all {len(stored.train):,} training images are of one class, "
@@ -152,12 +168,19 @@ def open_source(
         for split, images in stored.splits.items()
         for index in sorted(index for of_split, index in bad_images if of_split == split)
     )
-    stored = stored.without(bad_images)
+    stored = with_test_images(stored.without(bad_images), test, seed, name)
+    stored = replace(stored, notes=(*stored.notes, *_what_is_odd(stored, exif=exif)))
+    if exif:
+        stored = stored.upright()
     if size is None:
         size, example = _first_size(stored.train, skip_bad_images)
         stored = stored.of_one_size(size, example)
-    train, held_out = stored.train, None
+    train, held_out = stored.train, stored.validation
     if validation:
+        if held_out is not None:
+            raise InputError(
+                f"--validation {validation}: {name} has validation images of its own; leave it out"
+            )
         train, held_out = hold_out(train, validation, seed)
     preparation = Preparation(size, mean, std, crop_pct, augment, seed)
     unaugmented = replace(preparation, augment=False)
@@ -203,6 +226,50 @@ def find_images(
         )
     with reading(str(path)):
         return str(path), read(path)
+
+
+def with_test_images(stored: Stored, share: float, seed: int, name: str) -> Stored:
+    """Hold a share of the train images out as test images, where a data set has none of its own."""
+    if len(stored.test):
+        if share:
+            raise InputError(f"--test {share}: {name} has test images of its own; leave it out")
+        return stored
+    if not share:
+        raise InputError(
+            f"{name}: has no test images; say which share of the images of each class is held out "
+            "as such, as --test 0.2 does, or add a folder test/"
+        )
+    train, test = hold_out(stored.train, share, hash_64(f"test images {seed}"), "--test")
+    return replace(stored, train=train, test=test)
+
+
+def _what_is_odd(stored: Stored, *, exif: bool) -> list[str]:
+    """Decode some train images, and say which are unlike what the model takes of them."""
+    if not stored.look.is_encoded or not len(stored.train):
+        return []
+    numbers = np.unique(np.linspace(0, len(stored.train) - 1, _NUM_LOOKED_AT).astype(int))
+    with ThreadPoolExecutor(NUM_THREADS) as threads:
+        said = [*threads.map(partial(_said_by, stored.train.load), numbers.tolist())]
+    of_some = f"of {plural(len(numbers), 'train image')} looked at, "
+    kinds = Counter(kind for kind, _ in said if kind)
+    notes = []
+    if kinds:
+        found = ", ".join(f"{number:,} {kind}" for kind, number in sorted(kinds.items()))
+        notes.append(f"{of_some}{found}: all are read as RGB, transparent pixels as white")
+    num_turned = sum(orientation not in (None, 1) for _, orientation in said)
+    if num_turned:
+        how = "all such are turned upright" if exif else "none is turned, as --no-exif says"
+        notes.append(f"{of_some}{num_turned:,} with an orientation in EXIF: {how}")
+    return notes
+
+
+def _said_by(load: Load, index: int) -> tuple[str, int | None]:
+    """Return the kind and the orientation of an image; nothing of one that cannot be read."""
+    with contextlib.suppress(InputError):  # told when it is read
+        picture = load(index)
+        if isinstance(picture, Image.Image):
+            return picture.info.get(KIND, ""), picture.info.get(ORIENTATION)
+    return "", None
 
 
 def _first_size(images: StoredImages, skip_bad_images: bool) -> tuple[tuple[int, int], str]:

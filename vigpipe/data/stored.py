@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from vigpipe.data.picture import Picture, size_of
+from vigpipe.data.picture import Picture, size_of, turned_upright
 from vigpipe.errors import InputError
 
 
@@ -74,17 +74,19 @@ class Look:
 
 @dataclass(frozen=True)
 class Stored:
-    """A data set of labelled images in two splits."""
+    """A data set of labelled images in two or three splits, of which one may be empty."""
 
     class_names: tuple[str, ...]  # by label
     train: StoredImages
     test: StoredImages
     look: Look = Look()
     notes: tuple[str, ...] = ()  # sentences of what was left out
+    validation: StoredImages | None = None  # if the data set has such images of its own
 
     @property
     def splits(self) -> dict[str, StoredImages]:
-        return {"train": self.train, "test": self.test}
+        both = {"train": self.train, "test": self.test}
+        return both if self.validation is None else {**both, "validation": self.validation}
 
     def load(self, image: "ImageId") -> Picture:
         split, index = image
@@ -99,7 +101,12 @@ class Stored:
         def checked(images: StoredImages) -> StoredImages:
             return StoredImages(images.labels, _SizeChecked(images.load, size, example))
 
-        return replace(self, train=checked(self.train), test=checked(self.test))
+        return replace(self, **{name: checked(images) for name, images in self.splits.items()})
+
+    def upright(self) -> "Stored":
+        """Turn images as the EXIF of their files says."""
+        turned = {name: upright(images) for name, images in self.splits.items()}
+        return replace(self, **turned) if self.look.is_encoded else self
 
     def without(self, bad: Collection["ImageId"]) -> "Stored":
         """Leave out unreadable images; a class without others is an InputError."""
@@ -123,8 +130,33 @@ ImageId = tuple[str, int]  # the split, train or test, and the index in it
 
 
 @dataclass(frozen=True)
-class _SizeChecked:
+class Wrapped:
+    """Reads the images of another, which have the same names."""
+
     load: Load
+
+    def __call__(self, index: int) -> Picture:
+        return self.load(index)
+
+    def name_of(self, index: int) -> str:
+        return self.load.name_of(index)
+
+    def marks(self) -> Iterable[bytes]:
+        return self.load.marks()
+
+
+def upright(images: StoredImages) -> StoredImages:
+    """Turn images as the EXIF of their files says."""
+    return StoredImages(images.labels, _Upright(images.load))
+
+
+class _Upright(Wrapped):
+    def __call__(self, index: int) -> Picture:
+        return turned_upright(self.load(index))
+
+
+@dataclass(frozen=True)
+class _SizeChecked(Wrapped):
     size: tuple[int, int]
     example: str
 
@@ -137,12 +169,6 @@ class _SizeChecked:
                 f"{self.size[1]}×{self.size[0]}; resize all with `--image-size`"
             )
         return picture
-
-    def name_of(self, index: int) -> str:
-        return self.load.name_of(index)
-
-    def marks(self) -> Iterable[bytes]:
-        return self.load.marks()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Draw the training images that are held out for validation: the same share of every class."""
+"""Draw the training images that are held out for validation or test, equally of every class."""
 
 import math
 from fractions import Fraction
@@ -9,8 +9,10 @@ from vigpipe.data.stored import StoredImages
 from vigpipe.errors import InputError
 
 
-def hold_out(images: StoredImages, fraction: float, seed: int) -> tuple[StoredImages, StoredImages]:
-    """Divide training images into those to train on and those held out for validation.
+def hold_out(
+    images: StoredImages, fraction: float, seed: int, option: str = "--validation"
+) -> tuple[StoredImages, StoredImages]:
+    """Divide training images into those to train on and those held out, as an option asks.
 
     A class of n images gives the whole number nearest to fraction × n, halves rounded up, but at
     most n − 1: one image of it stays in training. Which images these are depends only on the seed
@@ -26,7 +28,7 @@ def hold_out(images: StoredImages, fraction: float, seed: int) -> tuple[StoredIm
     for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
         is_held_out[by_class[start : start + _num_held_out(count, fraction)]] = True
     if not is_held_out.any():
-        raise InputError(f"--validation {fraction}: {_why_nothing(fraction, int(counts.max()))}")
+        raise InputError(f"{option} {fraction}: {_why_nothing(fraction, int(counts.max()))}")
     return images.take(np.flatnonzero(~is_held_out)), images.take(np.flatnonzero(is_held_out))
 
 

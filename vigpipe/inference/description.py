@@ -18,7 +18,7 @@ from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.data.formats.folders import Files
 from vigpipe.data.images import in_channels, to_rgb
 from vigpipe.data.split import Preparation, Split
-from vigpipe.data.stored import InMemory, Look, StoredImages
+from vigpipe.data.stored import InMemory, Look, StoredImages, upright
 from vigpipe.data.texts import pack
 from vigpipe.errors import InputError
 from vigpipe.files.weights_metadata import class_names, image_preparation, metadata_if_any
@@ -44,6 +44,7 @@ class ModelDescription:
     mean: float  # that is subtracted from the pixels, which lie in 0 ... 1
     std: float  # that the pixels are divided by afterwards
     crop_pct: float  # fraction of the side of a resized image that is kept
+    exif: bool = False  # whether images are turned as the EXIF of their files says
     class_names: tuple[str, ...] = ()  # by label; empty if the file has no names
     # Those of training that the file gives, as arguments of `create_model`.
     options: dict[str, Any] = field(default_factory=dict)
@@ -74,7 +75,8 @@ class ModelDescription:
     def files(self, paths: Sequence[Path]) -> StoredImages:
         """Make of image files what their split is made of; all labels are 0."""
         labels = np.zeros(len(paths), dtype=np.int64)
-        return StoredImages(labels, Files(pack(map(str, paths)), self.in_chans))
+        images = StoredImages(labels, Files(pack(map(str, paths)), self.in_chans))
+        return upright(images) if self.exif else images
 
     def split(self, images: StoredImages, look: Look | None = None) -> Split:
         """Make a split of images of the model's channels, prepared as in evaluation."""
@@ -84,8 +86,8 @@ class ModelDescription:
     def prepare(self, image: Image.Image) -> Tensor:
         """Prepare one image as in evaluation: (C, H, W) float32."""
         image = in_channels(to_rgb(image), self.in_chans)
-        stored = StoredImages(np.zeros(1, dtype=np.int64), InMemory([image], "the image"))
-        return self.split(stored).read([0])[0]
+        images = StoredImages(np.zeros(1, dtype=np.int64), InMemory([image], "the image"))
+        return self.split(upright(images) if self.exif else images).read([0])[0]
 
     def pixels(self, images: Tensor) -> np.ndarray:
         """Turn prepared images back into pixels: (B, C, H, W) -> (B, H, W, 3) uint8 RGB."""
@@ -182,6 +184,7 @@ def _describe(
         in_chans=int(metadata.get("in_chans", published["input_size"][0])),
         image_size=size,
         **preparation,
+        exif=options.pop("exif", False),
         class_names=class_names(metadata, weights),
         options=options,
     )

@@ -1,6 +1,6 @@
 """Labelled images for a model of a weights file: its classes by name, its channels, its sizes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -10,8 +10,8 @@ from vigpipe.config.verbs import EvaluateConfig
 from vigpipe.data import formats
 from vigpipe.data.left_out import counted
 from vigpipe.data.picture import Picture, to_pil
-from vigpipe.data.sources import find_images
-from vigpipe.data.stored import Load, Look, StoredImages
+from vigpipe.data.sources import find_images, with_test_images
+from vigpipe.data.stored import Load, Look, StoredImages, Wrapped
 from vigpipe.errors import InputError
 from vigpipe.files.names import are_numbers, first_few
 from vigpipe.inference.description import NUM_IMAGENET_CLASSES, ModelDescription
@@ -35,18 +35,29 @@ def labelled_images(config: EvaluateConfig, description: ModelDescription) -> La
     """
     if config.data == "fake":
         raise InputError("--data fake: is noise without classes of its own; name labelled images")
-    if config.split not in ("train", "test"):
-        raise InputError(f"--split {config.split}: images are of train or test; choose one")
-    name, stored = find_images(
-        config.data, config.data_dir, formats.read_labelled, download=config.download
-    )
-    images = stored.splits[config.split]
-    if not len(images):
-        raise InputError(f"--split {config.split}: {name} has no such images; choose another split")
+    name, stored = find_images(config.data, config.data_dir, formats.read, download=config.download)
+    notes = [*stored.notes]
+    if description.exif:
+        stored = stored.upright()
+    if config.test:
+        stored = with_test_images(stored, config.test, config.seed, name)
+    images = stored.splits.get(config.split)
+    if config.split == "test" and not len(stored.test):
+        images = stored.train
+        notes.append(
+            f"{name} has no test images: all are scored; --test and --seed of a run score those "
+            "that it held out"
+        )
+    if images is None or not len(images):
+        raise InputError(
+            f"--split {config.split}: {name} has no such images; choose one of "
+            f"{', '.join(split for split, of in stored.splits.items() if len(of))}"
+        )
     labels, note = _labels_of(stored.class_names, description, config)
     load = _of_channels(images.load, stored.look, description, config)
     images = StoredImages(labels[images.labels], load)
-    names, notes = description.names(), [*stored.notes, *note]
+    notes += note
+    names = description.names()
     absent = np.setdiff1d(np.arange(len(names)), images.labels)
     if len(absent):
         notes.append(f"without images: {counted([names[i] for i in absent], 'class', 'classes')}")
@@ -97,18 +108,11 @@ def _of_channels(
 
 
 @dataclass(frozen=True)
-class _InChannels:
+class _InChannels(Wrapped):
     """Turns image files grey for a model of one channel, and grey ones to RGB for others."""
 
-    load: Load
     mode: str
 
     def __call__(self, index: int) -> Picture:
         picture = to_pil(self.load(index))
         return picture if picture.mode == self.mode else picture.convert(self.mode)
-
-    def name_of(self, index: int) -> str:
-        return self.load.name_of(index)
-
-    def marks(self) -> Iterable[bytes]:
-        return self.load.marks()

@@ -36,6 +36,6 @@ def test_other_files_and_folders_are_refused_with_what_may_be_given(tmp_path):
     rows = [
         ("x.h5", r"x.h5: is no data set; give a folder .* \.npz file"),
         ("x.npz", "is not a regular file"),
-        ("empty", "has no folder train/; images are expected as"),
+        ("empty", "has no class folders; images are expected as"),
     ]
     check_refusals(rows, lambda name: formats.read(tmp_path / name))

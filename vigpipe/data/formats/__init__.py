@@ -8,11 +8,11 @@ decoding any image. What is wrong with a data set is an InputError of one senten
 import os
 from pathlib import Path
 
-from vigpipe.data.formats import arrow, folders, idx, npz, parquet, tars
+from vigpipe.data.formats import arrow, folders, idx, listed, npz, parquet, tars
 from vigpipe.data.stored import Stored
 from vigpipe.errors import InputError
 
-_FORMATS = (idx, npz, arrow, parquet, tars, folders)  # the first that holds
+_FORMATS = (listed, idx, npz, arrow, parquet, tars, folders)  # the first that holds
 
 
 def read(path: Path) -> Stored:
@@ -24,14 +24,6 @@ def read(path: Path) -> Stored:
         raise InputError(
             f"{path}: is no data set; give a folder with train/<class>/<image> and "
             "test/<class>/<image>, one with tar files or with the files of MNIST, of parquet or of "
-            "Hugging Face's save_to_disk, or a .npz file"
+            "Hugging Face's save_to_disk, a .npz file, or a .csv file"
         )
     return _FORMATS[-1].read(path)  # folders of images, whose message says what is expected
-
-
-def read_labelled(path: Path) -> Stored:
-    """Find labelled images as `read` does; those of a folder of classes only are test images."""
-    is_other = any(format_.holds(path) for format_ in _FORMATS[:-1])
-    if is_other or not os.path.isdir(path) or os.path.isdir(path / "train"):
-        return read(path)
-    return folders.read_classes(path)

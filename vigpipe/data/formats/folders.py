@@ -1,4 +1,9 @@
-"""A folder of image files: train/<class>/<image>, and test/<class>/<image> (or val/)."""
+"""A folder of image files: train/<class>/<image>, test/<class>/<image> and val/<class>/<image>.
+
+val/ (or validation/) has the validation images, or the test images where there is no test/. Of a
+folder with the folders of the classes in it, all are train images. The images of test/ or val/ may
+also lie in no class folder, as ImageNet's do, beside the list of their classes (`ground_truth`).
+"""
 
 import contextlib
 import os
@@ -11,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from vigpipe.data.formats import ground_truth
 from vigpipe.data.images import EXTENSIONS, in_channels, is_image, read_image
 from vigpipe.data.left_out import suffix_of, told
 from vigpipe.data.stored import Stored, StoredImages
@@ -20,40 +26,39 @@ from vigpipe.files.names import escaped, first_few, is_plain
 from vigpipe.messages import plural
 
 _STATS_AT_ONCE, _FILES_AT_ONCE = 16, 4096
+_VALIDATION = ("val", "validation")
 
 
 def read(root: Path) -> Stored:
-    """Find the image files; the classes are those of the train images."""
-    train_folder, test_folder = split_folders(root)
-    others: Counter[str] = Counter()
-    train, test = list_classes(train_folder, others), list_classes(test_folder, others)
-    if len(train) == 1:
-        _check_depth(train_folder, *train)
-    unknown = [name for name in test if name not in train]
-    if unknown:
-        _check_depth(test_folder, unknown[0], train)
-        raise InputError(
-            f"{test_folder / unknown[0]}: {train_folder} has no class {unknown[0]!r}; the test "
-            f"classes are among the train classes ({len(unknown)} of {len(test)} are not)"
-        )
-    notes = (*_unused(root, test_folder), *_in_no_class(train_folder, test_folder), *told(others))
-    names = (*train,)
-    train_images, test_images = (_stored_of(classes, names, root) for classes in (train, test))
-    return Stored(names, train_images, test_images, notes=notes)
-
-
-def read_classes(root: Path) -> Stored:
-    """Find the image files of a folder of class folders, or of its test/ or val/, as test images.
-
-    There are no train images.
-    """
-    tests = [root / name for name in ("test", "val") if os.path.isdir(root / name)]
-    others: Counter[str] = Counter()
-    folder = next(iter(tests), root)
-    classes = list_classes(folder, others)
-    notes = (*_in_no_class(folder), *told(others))
-    none = _stored_of({}, (), root)
-    return Stored((*classes,), none, _stored_of(classes, (*classes,), root), notes=notes)
+    """Find the image files; the classes are those of the train images, or else of all."""
+    folders, others = split_folders(root), Counter[str]()
+    classes: dict[str, dict[str, list[Path]]] = {}
+    for split, folder in folders.items():
+        known = [*classes.get("train", ())]
+        if split != "train" and _is_flat(folder):
+            classes[split] = ground_truth.read(root, folder, known)
+        else:
+            classes[split] = list_classes(folder, others)
+        unknown = [name for name in classes[split] if known and name not in known]
+        if unknown:
+            _check_depth(folder, unknown[0], known)
+            raise InputError(
+                f"{folder / unknown[0]}: {folders['train']} has no class {unknown[0]!r}; the "
+                f"{split} classes are among the train classes ({len(unknown)} of "
+                f"{len(classes[split])} are not)"
+            )
+    if len(classes.get("train", ())) == 1:
+        _check_depth(folders["train"], *classes["train"])
+    names = (*classes.get("train", ()),) or (*sorted({n for of in classes.values() for n in of}),)
+    images = {split: _stored_of(of, names, root) for split, of in classes.items()}
+    nothing = _stored_of({}, names, root)
+    return Stored(
+        names,
+        images.get("train", nothing),
+        images.get("test", nothing),
+        notes=(*_in_no_class(folders.values()), *told(others)),
+        validation=images.get("validation"),
+    )
 
 
 def _stored_of(
@@ -95,34 +100,30 @@ class Files:
         return bytes(marks)
 
 
-def split_folders(root: Path) -> tuple[Path, Path]:
-    """Find the folders of images, train/ and test/ (or val/); a missing one is an InputError."""
-    train = root / "train"
-    test = root / "test" if os.path.isdir(root / "test") else root / "val"
-    for folder, names in ((train, "train/"), (test, "test/ or val/")):
-        if not os.path.isdir(folder):
-            _entries(root)  # This raises if the folder cannot be listed.
-            raise InputError(
-                f"{root}: has no folder {names}; images are expected as train/<class>/<image> "
-                f"and test/<class>/<image>"
-            )
-    return train, test
-
-
-def _unused(root: Path, test_folder: Path) -> Iterator[str]:
-    """Name the folders that could be meant for validation, and are not read."""
-    names = [n for n in ("val", "validation") if os.path.isdir(root / n) and n != test_folder.name]
-    if names:
-        yield (
-            f"{' and '.join(str(root / name) for name in names)}: not read, as the test images are "
-            f"those of {test_folder.name}/; --validation holds out training images instead"
+def split_folders(root: Path) -> dict[str, Path]:
+    """Find the folder of images of each split; without any, the root is that of train images."""
+    there = {n: root / n for n in ("train", "test", *_VALIDATION) if os.path.isdir(root / n)}
+    validations = [there.pop(name) for name in _VALIDATION if name in there]
+    if len(validations) > 1:
+        raise InputError(
+            f"{root}: has {' and '.join(folder.name + '/' for folder in validations)}, expected "
+            "one folder of validation images; move one away"
         )
+    if validations:
+        there["validation" if "test" in there else "test"] = validations[0]
+    return there or {"train": root}
 
 
-def _in_no_class(*folders: Path) -> Iterator[str]:
+def _is_flat(folder: Path) -> bool:
+    """Whether a folder has images and no folders."""
+    entries = _entries(folder)
+    return any(map(_is_image, entries)) and not any(map(_is_folder, entries))
+
+
+def _in_no_class(folders: Iterable[Path]) -> Iterator[str]:
     """Count the images that lie beside the class folders."""
     for folder in folders:
-        num = sum(map(_is_image, _entries(folder)))
+        num = 0 if _is_flat(folder) else sum(map(_is_image, _entries(folder)))
         if num:
             yield f"{folder}: images in no class folder are left out ({num:,})"
 
@@ -160,6 +161,7 @@ def list_classes(folder: Path, others: Counter[str] | None = None) -> dict[str, 
     if not names:
         raise InputError(
             f"{folder}: has no class folders; images are expected as {folder.name}/<class>/<image>"
+            ", or as train/<class>/<image> and test/<class>/<image> in it"
         )
     for name in names:
         if not is_plain(name):  # It could not be kept with the weights, or not be printed.
