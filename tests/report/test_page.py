@@ -118,7 +118,7 @@ def test_the_page_speaks_of_nodes_where_a_run_is_on_a_graph():
     nodes = shared_run("nodes", validated=True, graph=True, replicas=1)
     of_nodes = (
         "an epoch's training nodes; dotted: of the test nodes; dashes and dots: of the validation",
-        "Solid: accuracy of the test nodes; long dashes: micro-F1, where it is not the accuracy",
+        "Solid: accuracy of the test nodes; dotted: macro-F1",
         "Nodes a second; evaluations",
         *(f"<dfn>{term}</dfn>" for term in ("epoch of a graph", "validation node", "macro-F1")),
         *(f"<dfn>{term}</dfn>" for term in ("block of a graph model", "update")),

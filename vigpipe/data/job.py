@@ -244,7 +244,7 @@ class ImageJob:
         return model.slicing()
 
     def tally(self, splits: Sequence[str], device: torch.device) -> ImageTally:
-        return ImageTally(splits, device)
+        return ImageTally(splits, device, self.source.num_classes)
 
     def num_rows(self, layout: Layout, item: int, num_samples: int) -> int:
         return num_samples

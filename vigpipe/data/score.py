@@ -12,6 +12,8 @@ from vigpipe.job.score import Score
 from vigpipe.launch.device import send
 from vigpipe.parallel.batch import NO_LABEL, ReplicaBatch
 
+NUM_TOP = 5  # classes, one of which is to be right
+
 
 @dataclass(frozen=True)
 class ImageScore(Score):
@@ -24,28 +26,31 @@ class ImageScore(Score):
     top1: float  # fraction of the images whose class is the likeliest
     top5: float  # or one of the five likeliest
     num_samples: int  # pyrefly: ignore[bad-override]
+    untold: tuple[str, ...] = ()  # pyrefly: ignore[bad-override]
 
 
 class ImageTally:
     """Adds up what the score of a single split is made of."""
 
-    def __init__(self, splits: Sequence[str], device: torch.device) -> None:
+    def __init__(self, splits: Sequence[str], device: torch.device, num_classes: int) -> None:
         (self._split,) = splits
         self._device = device
         # Loss, hits of the most likely class and of the five, and images.
         self.sums = torch.zeros(4, dtype=torch.float64, device=device)
+        self._num_classes = num_classes
 
     def add(self, batch: ReplicaBatch, logits: Tensor) -> None:
         assert batch.labels is not None
         logits = batch.without_padding(logits)
         labels = send(batch.without_padding(batch.labels), self._device)
         self.sums[0] += F.cross_entropy(logits.double(), labels, reduction="sum")
-        is_right = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]  # (b, 5)
+        is_right = logits.topk(min(NUM_TOP, logits.shape[1])).indices == labels[:, None]  # (b, 5)
         self.sums[1] += is_right[:, 0].sum()
         self.sums[2] += is_right.any(1).sum()
         self.sums[3] += (labels != NO_LABEL).sum()
 
     def scores(self, sums: list[float]) -> dict[str, ImageScore]:
         loss, top1, top5, images = sums
-        score = ImageScore(loss / images, top1 / images, top5 / images, int(images))
+        untold = () if self._num_classes > NUM_TOP else ("top5",)
+        score = ImageScore(loss / images, top1 / images, top5 / images, int(images), untold)
         return {self._split: score}

@@ -33,6 +33,7 @@ class NodeScore(Score):
     micro_f1: float
     macro_f1: float
     num_samples: int  # pyrefly: ignore[bad-override]
+    untold: tuple[str, ...] = ()  # pyrefly: ignore[bad-override]
 
 
 class NodeTally:
@@ -70,9 +71,9 @@ class NodeTally:
         micro = 2 * both.sum() / (actual + predicted).sum().clamp(min=1)
         macro = f1[occurs].mean() if occurs.any() else torch.zeros(())
         num_pairs = num_nodes * (self._graph.num_classes if self._graph.is_multi_label else 1)
-        return NodeScore(
-            loss / num_nodes, right / num_pairs, micro.item(), macro.item(), int(num_nodes)
-        )
+        accuracy, micro_f1 = right / num_pairs, micro.item()
+        untold = () if self._graph.is_multi_label else ("micro_f1",)  # it is the accuracy
+        return NodeScore(loss / num_nodes, accuracy, micro_f1, macro.item(), int(num_nodes), untold)
 
 
 def _single(logits: Tensor, labels: Tensor) -> tuple[Tensor, ...]:

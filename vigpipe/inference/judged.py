@@ -14,10 +14,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from vigpipe.data.score import NUM_TOP
 from vigpipe.inference.outputs import Output
 from vigpipe.inference.predict import check_finite
 
-NUM_TOP = 5  # classes, one of which is to be right
 NAMES = ("precision", "recall", "f1")
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from vigpipe.inference.judged import NUM_TOP, Judged
+from vigpipe.data.score import NUM_TOP
+from vigpipe.inference.judged import Judged
 from vigpipe.inference.predict import as_csv
 from vigpipe.job.score import as_text, name_of
 from vigpipe.messages import one_line, plural

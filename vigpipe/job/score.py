@@ -21,10 +21,11 @@ class Score:
     unit: ClassVar[str]  # images or nodes; a score has their number under this name
     loss: float  # mean of the samples
     num_samples: int
+    untold: tuple[str, ...] = ()  # numbers that tell a reader nothing that the others do not
 
     def numbers(self) -> dict[str, float]:
         """Return all numbers by name, without how many samples there were."""
-        return {name: value for name, value in vars(self).items() if name != "num_samples"}
+        return {n: value for n, value in vars(self).items() if n not in ("num_samples", "untold")}
 
     @property
     def main(self) -> float:
@@ -41,7 +42,7 @@ class Score:
         return f"{texts} of {self.num_samples:,} {self.unit}"
 
     def __str__(self) -> str:
-        return self.in_words(*self.numbers())
+        return self.in_words(*(name for name in self.numbers() if name not in self.untold))
 
 
 class Tally(Protocol):

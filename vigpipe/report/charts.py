@@ -133,7 +133,7 @@ def piece_chart(stacked: Mapping[SpanKind, Mapping[str, Mapping[str, float]]]) -
         figure.update_xaxes(type="category", categoryorder="array", categoryarray=order, col=column)
     figure.update_layout(barmode="stack")
     figure.update_yaxes(title_text="ms a step (medians)", col=1)
-    return styled(figure, height=340)
+    return styled(figure, height=400)
 
 
 def timeline_chart(timeline: Timeline) -> "Figure":
@@ -151,7 +151,7 @@ def timeline_chart(timeline: Timeline) -> "Figure":
         shared_xaxes=True,
         subplot_titles=titles[: len(panels)],
         row_heights=[max(len(panel_ranks), 1) for panel_ranks in ranks],
-        vertical_spacing=0.1 if len(panels) > 1 else 0,
+        vertical_spacing=0.15 if len(panels) > 1 else 0,
     )
     pixels = max(FEWEST_ROW_PIXELS, min(ROW_PIXELS, 500 // max(len(ranks[0]), 1)))
     most_lines = 2 if pixels >= TWO_LINE_PIXELS else 1
@@ -187,7 +187,7 @@ def timeline_chart(timeline: Timeline) -> "Figure":
     figure.update_xaxes(zeroline=False)
     figure.update_xaxes(title_text="milliseconds since the step began", row=len(panels), col=1)
     more = LEGEND_ROW_PIXELS * (len(in_legend) > LEGEND_ROW)
-    height = 130 + 40 * len(panels) + pixels * sum(map(len, ranks)) + more
+    height = 150 + 60 * len(panels) + pixels * sum(map(len, ranks)) + more
     return styled(figure, height, top=60 + more)
 
 
@@ -226,7 +226,13 @@ def styled(figure: "Figure", height: int, top: int = 60) -> "Figure":
         paper_bgcolor="rgba(0, 0, 0, 0)",
         plot_bgcolor="rgba(0, 0, 0, 0)",
         margin={"l": 70, "r": 45, "t": top, "b": 50},
-        legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "top", "yref": "container"},
+        legend={
+            **{"orientation": "h", "x": 0, "y": 1, "yanchor": "top", "yref": "container"},
+            # On a narrow page plotly makes room for the legend's rows, but not for the titles of
+            # the panels below them: an edge that is not seen keeps them apart.
+            "borderwidth": 12 if figure.layout["annotations"] else 0,
+            "bordercolor": "rgba(0, 0, 0, 0)",
+        },
         modebar={
             "orientation": "v",  # the buttons stand beside the chart, the legend above it
             "bgcolor": "rgba(0, 0, 0, 0)",

@@ -51,21 +51,22 @@ def _partial_batches(run: ReportedRun) -> dict[int, Fill]:
 def run_table(runs: Sequence[ReportedRun]) -> list[Line]:
     """Make the table of runs: one line per fact that a run tells, such as its accuracy."""
     units = dict.fromkeys(run.unit for run in runs)
-    shares = [name for unit in units for name in SHARES[unit] if name != "top5"]
+    told = {name for run in runs for name in run.told_shares} - {"top5"}
+    shares = [name for unit in units for name in SHARES[unit] if name in told]
     lines: list[tuple[str, Callable[[ReportedRun], Cell]]] = [
         ("state", _state),
         ("model", lambda run: _option(run, "model")),
         ("data", lambda run: _text(run, "data", _option(run, "data"))),
         ("graph", _graph),
-        ("layout", _layout),
-        ("batch", lambda run: _option(run, "batch_size")),
-        ("hardware", lambda run: _text(run, "hardware")),
-        ("threads a rank", lambda run: _whole(run.summary, "threads_per_rank")),
         ("steps", lambda run: _so_far(run, "steps", "number")),
         ("epochs", lambda run: _so_far(run, "epochs", "epoch")),
         ("training loss", _training_loss),
         *((f"validation {name_of(n)}", partial(_share, "validation", n)) for n in shares),
         *((f"test {name_of(n)}", partial(_share, "test", n)) for n in shares),
+        ("layout", _layout),
+        ("batch", lambda run: _option(run, "batch_size")),
+        ("hardware", lambda run: _text(run, "hardware")),
+        ("threads a rank", lambda run: _whole(run.summary, "threads_per_rank")),
         *((f"{unit}/s, median", partial(_throughput, unit)) for unit in units),
         ("step, median", lambda run: _settled(run, "seconds", "{:.4f} s")),
         ("step with a partial batch, median", _partial_step),

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 RUN_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999")
 MOST_POINTS = 1000  # nobody could see more of them in a line
 OTHER_DASHES = {"top5": "dot", "macro_f1": "dot", "micro_f1": "longdash"}  # the main share is solid
-SCORE_AXES = {"images": "top-1 and top-5", "nodes": "accuracy and F1"}
 _Values = Sequence[tuple[StepMetrics | Evaluation, float | None]]  # None: not told
 
 
@@ -53,14 +52,13 @@ def accuracy_chart(runs: Sequence[ReportedRun]) -> "Figure":
         rows = run.evaluations
         if not rows:
             continue
-        main, *others = rows[0].test.shares
+        main, *others = run.told_shares
         tested = [row.test for row in rows]
         validated = [row.validation for row in rows]
         kinds = [(f"test {name_of(main)}", "solid", [score.main for score in tested])]
-        for name in others:  # Where a node has one class, micro-F1 is the accuracy.
-            if name != "micro_f1" or any(score.shares[name] != score.main for score in tested):
-                shares = [score.shares[name] for score in tested]
-                kinds.append((f"test {name_of(name)}", OTHER_DASHES[name], shares))
+        for name in others:
+            shares = [score.shares[name] for score in tested]
+            kinds.append((f"test {name_of(name)}", OTHER_DASHES[name], shares))
         of_test = [score.average for score in tested]
         of_validation = [score.average if score else None for score in validated]
         kinds += [
@@ -71,8 +69,8 @@ def accuracy_chart(runs: Sequence[ReportedRun]) -> "Figure":
         for what, dash, shares in kinds:
             percents = [None if share is None else 100 * share for share in shares]
             lines.append(_line(runs, i, what, list(zip(rows, percents, strict=True)), dash=dash))
-    units = dict.fromkeys(run.unit for run in runs if run.evaluations)
-    figure = _curves(lines, f"{'; '.join(SCORE_AXES[unit] for unit in units)}, %")
+    told = dict.fromkeys(name_of(name) for run in runs for name in run.told_shares)
+    figure = _curves(lines, f"{', '.join(told)}, %")
     figure.update_yaxes(range=[0, 102])
     return figure
 

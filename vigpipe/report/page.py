@@ -127,8 +127,11 @@ def _courses(runs: Sequence[ReportedRun]) -> Iterator[str]:
         yield "<h2>Accuracy</h2>"
         names: list[str] = []
         for unit in dict.fromkeys(row.unit for row in evaluations):
-            yield paragraph(_lines_of_scores([row for row in evaluations if row.unit == unit]))
-            names += map(name_of, SHARES[unit])
+            told = {name for run in runs for name in run.told_shares}
+            shares = [name for name in SHARES[unit] if name in told]
+            of_unit = [row for row in evaluations if row.unit == unit]
+            yield paragraph(_lines_of_scores(of_unit, shares))
+            names += map(name_of, shares)
         has_average = any(row.test.average is not None for row in evaluations)
         yield explain(*names, *(["moving average"] if has_average else []))
         yield as_html(curves.accuracy_chart(runs), "accuracy")
@@ -147,19 +150,18 @@ def _units(runs: Sequence[ReportedRun]) -> list[str]:
     return list(dict.fromkeys(run.unit for run in runs))
 
 
-def _lines_of_scores(evaluations: Sequence[Evaluation]) -> str:
+def _lines_of_scores(evaluations: Sequence[Evaluation], shares: Sequence[str]) -> str:
     """Explain the lines of the chart of scores in a sentence, of runs that score the same."""
-    unit = evaluations[0].unit
-    main, *others = map(name_of, SHARES[unit])
-    dashes = {"nodes": "long dashes: micro-F1, where it is not the accuracy; dotted: macro-F1"}
+    unit, (main, *_) = evaluations[0].unit, map(name_of, shares)
+    dashes = {"dot": "dotted", "longdash": "long dashes"}
+    rest = "".join(f"; {dashes[curves.OTHER_DASHES[n]]}: {name_of(n)}" for n in shares[1:])
     has_average = any(row.test.average is not None for row in evaluations)
     has_validation = any(row.validation is not None for row in evaluations)
     average = f"; dashed: {main} of the weights' moving average" if has_average else ""
     validation = f"; dashes and dots: {main} of the validation {unit}" if has_validation else ""
     if has_average and has_validation:
         validation += ", with long dashes of the moving average"
-    rest = dashes.get(unit, f"dotted: {others[0]}")
-    return f"Solid: {main} of the test {unit}; {rest}{average}{validation}."
+    return f"Solid: {main} of the test {unit}{rest}{average}{validation}."
 
 
 def _replicas(runs: Sequence[ReportedRun]) -> Iterator[str]:

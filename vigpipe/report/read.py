@@ -95,6 +95,20 @@ class ReportedRun:
         """What the run counts: images or nodes; images as long as it does not tell."""
         return next((row.unit for row in (*self.steps[:1], *self.evaluations[:1])), "images")
 
+    @property
+    def told_shares(self) -> list[str]:
+        """The shares of its scores, the main one first, but for those that tell nothing more.
+
+        Of a node with one class, micro-F1 is the accuracy; of five classes or fewer, top-5 is 1.
+        """
+        scores = [row.test for row in self.evaluations]
+        same = {"micro_f1": lambda score: score.main, "top5": lambda _: 1.0}
+        return [
+            name
+            for name in (scores[0].shares if scores else ())
+            if name not in same or any(score.shares[name] != same[name](score) for score in scores)
+        ]
+
 
 def read_runs(folders: Sequence[Path]) -> list[ReportedRun]:
     """Read the folders of several runs, in the order given; raises InputError if one is broken."""

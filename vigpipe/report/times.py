@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 from vigpipe.analysis.account import PARTS
 from vigpipe.job.rows import members
+from vigpipe.messages import plural
 from vigpipe.report import charts, durations
 from vigpipe.report.charts import as_html
 from vigpipe.report.markup import (
@@ -110,9 +111,9 @@ def _timeline(timing: ReportedTiming, index: int) -> Iterator[str]:
     yield "<h3>Timeline</h3>"
     places = places_of_stages([*timeline.measured, *timeline.predicted])
     caption = (
-        f"Step {timeline.step}, {timeline.microbatches} micro-batches. {explanation(places)} The "
-        f"ranks' clocks agree within {milliseconds(timeline.clock_error_seconds)} ms if their "
-        "rates are constant."
+        f"Step {timeline.step}, {plural(timeline.microbatches, 'micro-batch')}. "
+        f"{explanation(places)} The ranks' clocks agree within "
+        f"{milliseconds(timeline.clock_error_seconds)} ms if their rates are constant."
     )
     if not timeline.predicted:
         caption += " There is no prediction of this run."
