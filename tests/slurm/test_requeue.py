@@ -1,6 +1,8 @@
 """When slurm/train.sbatch asks for another start; other commands stand in for Slurm's."""
 
 import os
+import platform
+import re
 import sys
 
 import pytest
@@ -24,6 +26,8 @@ step = dict(STEP_ID="0", STEP_NUM_TASKS="2", STEP_TASKS_PER_NODE="2", STEP_NODEL
 launch = from_environment(os.environ | {f"SLURM_{name}": text for name, text in step.items()})
 run_rank(work, launch, [Path(sys.argv[1])])
 """
+# When and where a line was written.
+STAMP = re.compile(rf"^[0-9-]+T[0-9:]+[+-]\d\d:\d\d {re.escape(platform.node())}: ", re.MULTILINE)
 LOST_PEER = "Connection closed by peer [127.0.0.1]:9"
 
 
@@ -44,13 +48,17 @@ def start(tmp_path):
             (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
             (tmp_path / name).chmod(0o755)
         env = {"SLURM_JOB_ID": str(job), "SLURM_RESTART_COUNT": str(restart)}
+        env["SLURM_JOB_NODELIST"] = "node[1-2]"
         env |= {"SLURM_JOB_END_TIME": str(end), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
         line = ["bash", str(ROOT / "slurm/train.sbatch"), *options, "--out", str(folder)]
         done = run_command(line, env)
         assert done.returncode == (code if ends_with is None else ends_with)
         assert "Killed" not in done.stderr  # says bash of srun
         assert (folder / "failed-rank1.json").exists() or not message
-        return done.stdout
+        first, rest = STAMP.sub("", done.stdout).split("\n", 1)
+        assert STAMP.match(done.stdout)
+        assert first == f"job {job}, start {restart + 1}, on node[1-2]"
+        return rest.removesuffix(f"exit code {code}\n")
 
     return run
 
