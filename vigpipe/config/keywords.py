@@ -82,6 +82,7 @@ class TrainKeywords(TypedDict, total=False):
     min_lr: float | None
     warmup_epochs: int | None
     warmup_lr: float
+    class_weights: Path | str | None
     clip: float | None
     ema: float | None
     seed: int

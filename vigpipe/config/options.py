@@ -20,7 +20,7 @@ from vigpipe.schedules import Schedule
 
 SMALL_IMAGE = 32  # pixels; test images up to this side are not cropped: every pixel counts
 _LARGEST_SIDE = 1 << 14
-PLACES = ("data", "resume")  # options that are text, and may name a file or folder
+PLACES = ("data", "resume", "class_weights")  # options that are text, and may name a file or folder
 MOST_EMA = 0.999999  # with 1 the average would be the random weights of the first step for ever
 _AUGMENTATION = ("random_crop", "auto_augment", "color_jitter", "erasing")
 
@@ -172,6 +172,9 @@ class TrainConfig:
         min_lr: learning rate at the end of the cosine schedule.
         warmup_epochs: epochs of linear warm-up.
         warmup_lr: learning rate at the start of the warm-up.
+        class_weights: weights of the classes in the training loss: balanced gives every class the
+            same, however many samples it has; or a .csv file with a class and its weight a line.
+            They are scaled to a mean of 1 over the training samples.
         clip: largest allowed norm of the gradient over all stages; longer gradients are scaled
             down.
         ema: decay per step of the moving average of the weights, which is evaluated too; 0 turns it
@@ -369,6 +372,7 @@ class TrainConfig:
     min_lr: float | None = _training(None, bounds=(0, 1e6))
     warmup_epochs: int | None = _training(None, bounds=(0, 1e6))
     warmup_lr: float = _training(1e-6, bounds=(0, 1e6))
+    class_weights: str | None = _training(None)
     clip: float | None = _training(None, bounds=(1e-12, 1e12))
     ema: float | None = _training(None, bounds=(0, MOST_EMA))
     seed: int = _training(0, bounds=(0, (1 << 63) - 1))

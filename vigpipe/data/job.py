@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar, cast
 
 import numpy as np
@@ -27,6 +28,7 @@ from vigpipe.data.stored import ImageId
 from vigpipe.data.tokens import SplitTokens
 from vigpipe.errors import InputError
 from vigpipe.files.names import MOST_NAMED, first_few
+from vigpipe.job.class_weights import class_weights, digest_of_weights
 from vigpipe.job.feed import Needs
 from vigpipe.job.job import TrialStep
 from vigpipe.job.rows import Fill, partial_batch
@@ -128,6 +130,7 @@ class ImageJob:
         )
 
     def check(self, layout: Layout, model: StagedModel, plan: Plan) -> None:
+        _ = self._class_weights  # it raises
         if self.config.boundary == "bfloat16":
             _check_boundaries(model, plan)
         if layout.num_shards > 1:
@@ -199,7 +202,15 @@ class ImageJob:
         )
 
     def loss(self, factor: Tensor | None) -> Loss:
-        return Loss(factor)
+        return Loss(factor, self._class_weights)
+
+    @cached_property
+    def _class_weights(self) -> Tensor | None:
+        option, labels = self.config.class_weights, self.source.train.labels
+        if option is None:
+            return None
+        counts = np.bincount(labels, minlength=self.source.num_classes)
+        return class_weights(option, self.class_names, counts)
 
     def feed(self, needs: Needs) -> ImageFeed:
         config, shards = self.config, needs.shards
@@ -274,6 +285,7 @@ class ImageJob:
             **numbers,
             "SHA-256 of the labels": digest.hexdigest(),
             "SHA-256 of the images' names and sizes": marks.hexdigest(),
+            **digest_of_weights(self._class_weights),
         }
 
     def cost_options(self) -> dict[str, str]:

@@ -12,6 +12,7 @@ class Loss(MeanLoss):
 
     def total(self, logits: Tensor, labels: Tensor) -> Tensor:
         # Labels are (b,) int64, NO_LABEL on padding; or probabilities, (b, C), zeros on padding.
+        weights = self.weights_for(logits)
         if labels.is_floating_point():
-            return F.cross_entropy(logits, labels, reduction="sum")
-        return F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="sum")
+            return F.cross_entropy(logits, labels, weights, reduction="sum")
+        return F.cross_entropy(logits, labels, weights, ignore_index=NO_LABEL, reduction="sum")

@@ -8,6 +8,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import ClassVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from vigpipe.files.names import escaped, first_few
 from vigpipe.files.weights_metadata import metadata_if_any
 from vigpipe.graphs.features import WEIGHTS, are_sparse, as_text, kept_weights
 from vigpipe.graphs.feed import GraphFeed
-from vigpipe.graphs.graph import VALIDATION, Graph
+from vigpipe.graphs.graph import TRAIN, VALIDATION, Graph
 from vigpipe.graphs.items import fill, num_nodes, per_step, steps_per_epoch
 from vigpipe.graphs.loss import NodeLoss
 from vigpipe.graphs.merged import MergedGraphModel
@@ -34,6 +35,7 @@ from vigpipe.graphs.samplers.sampler import Sampler
 from vigpipe.graphs.score import NodeTally
 from vigpipe.graphs.sources import open_graph
 from vigpipe.graphs.split.sharding import ShardedByParts, ShardedByRows, Sharding, Unsharded
+from vigpipe.job.class_weights import class_weights, digest_of_weights
 from vigpipe.job.feed import Needs
 from vigpipe.job.job import TrialStep
 from vigpipe.job.rows import Fill, partial_batch
@@ -144,6 +146,7 @@ class GraphJob:
                 f"'{escaped(self.graph.class_names[0])}', and there is nothing to tell apart; name "
                 "a graph of two classes or more"
             )
+        _ = self._class_weights  # it raises
         self._check_shards(layout)
         self._check_sparse_threads(cast(GraphModel, model))
         wanted, most = per_step(self.sampler, layout), min(self.sampler.num_sub_graphs)
@@ -264,7 +267,21 @@ class GraphJob:
         return "its micro-batches have one size, and sub-graphs have different edges"
 
     def loss(self, factor: Tensor | None) -> NodeLoss:
-        return NodeLoss(factor)
+        return NodeLoss(factor, self._class_weights)
+
+    @cached_property
+    def _class_weights(self) -> Tensor | None:
+        option, graph = self.config.class_weights, self.graph
+        if option is None:
+            return None
+        if graph.is_multi_label:
+            raise InputError(
+                f"--class-weights {option}: weighs nodes by their class, and those of {self.name} "
+                "may have several; leave it out"
+            )
+        labels = graph.labels[graph.nodes_of(TRAIN)]
+        counts = np.bincount(labels, minlength=graph.num_classes)
+        return class_weights(option, self.class_names, counts)
 
     def feed(self, needs: Needs) -> GraphFeed:
         layout, repartition, sampler = needs.layout, None, self.sampler
@@ -329,7 +346,7 @@ class GraphJob:
         }
         if self.partition is not None:
             numbers["SHA-256 of the parts"] = self.partition.sha256
-        return numbers
+        return numbers | digest_of_weights(self._class_weights)
 
     def cost_options(self) -> dict[str, str]:
         names = "layers", "width", "heads", "sampler", "partition", "parts", "merge"

@@ -14,13 +14,17 @@ class NodeLoss(MeanLoss):
         # Labels are (b,) int64, for cross-entropy; or (b, C) floats, 1 for each class of a node and
         # 0 for others, for the mean binary cross-entropy of the classes. NO_LABEL does not count.
         if not labels.is_floating_point():
-            return F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="sum")
+            weights = self.weights_for(logits)
+            return F.cross_entropy(logits, labels, weights, ignore_index=NO_LABEL, reduction="sum")
         return _of_classes(logits, labels).sum() / logits.shape[1]
 
     def weighted_total(self, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         if labels.is_floating_point():
             return (_of_classes(logits, labels).mean(1) * weights).sum()
-        losses = F.cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="none")
+        of_classes = self.weights_for(logits)
+        losses = F.cross_entropy(
+            logits, labels, of_classes, ignore_index=NO_LABEL, reduction="none"
+        )
         return (losses * weights).sum()
 
 

@@ -9,13 +9,19 @@ class MeanLoss:
     """The loss of a micro-batch, divided by the number of samples of the whole step.
 
     Summed over all D x M micro-batches, this is the mean loss of the step, and the same holds for
-    the gradients: every sample has the same weight, however the step is cut. With a factor, a
-    scalar, the loss is multiplied by it (`run.loss_scale`).
+    the gradients: every sample has the same weight, or that of its class, however the step is cut.
+    With a factor, a scalar, the loss is multiplied by it (`run.loss_scale`).
     """
 
-    def __init__(self, factor: Tensor | None = None) -> None:
-        self.factor = factor
+    def __init__(self, factor: Tensor | None = None, class_weights: Tensor | None = None) -> None:
+        self.factor, self._class_weights = factor, class_weights
         self.begin(1)
+
+    def weights_for(self, logits: Tensor) -> Tensor | None:
+        """Return the weights of the classes, (num_classes,), as logits are; None for none."""
+        if self._class_weights is not None:
+            self._class_weights = self._class_weights.to(logits)
+        return self._class_weights
 
     def begin(self, num_samples: int, weights: Sequence[Tensor] = ()) -> None:
         """Prepare for the micro-batches of a step, which come in order.
