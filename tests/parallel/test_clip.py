@@ -8,6 +8,7 @@ from torch import nn
 from tests.world import run_ranks
 from vigpipe.parallel.clip import clip_gradients
 
+CPU = torch.device("cpu")
 ORDER = {"b": 0, "a": 1, "unused": 2, "c": 3}
 SHAPES = {"a": (7, 3), "b": (5,), "c": (11,), "unused": (4,)}
 
@@ -31,7 +32,7 @@ def gradients(made):
 @pytest.mark.parametrize("max_norm", [0.5, 1e6])
 def test_one_process_clips_as_torch_does(max_norm):
     ours, theirs = parameters(), parameters()
-    norm = clip_gradients(ours, ORDER, max_norm, None)
+    norm = clip_gradients(ours, ORDER, max_norm, None, CPU)
     expected = nn.utils.clip_grad_norm_(list(theirs.values()), max_norm)
     assert norm == pytest.approx(float(expected), rel=1e-12)
     for name, gradient in gradients(theirs).items():
@@ -40,27 +41,27 @@ def test_one_process_clips_as_torch_does(max_norm):
 
 
 def test_no_gradients_at_all_have_norm_zero():
-    assert clip_gradients(parameters(["unused"]), ORDER, 1.0, None) == 0.0
+    assert clip_gradients(parameters(["unused"]), ORDER, 1.0, None, CPU) == 0.0
 
 
 def test_float32_norms_are_taken_in_float64():
     """The square of 1e25 is no float32."""
     parameter = nn.Parameter(torch.zeros(4))
     parameter.grad = torch.full((4,), 1e25)
-    assert clip_gradients({"a": parameter}, ORDER, 1.0, None) == pytest.approx(2e25)
+    assert clip_gradients({"a": parameter}, ORDER, 1.0, None, CPU) == pytest.approx(2e25)
     assert parameter.grad.tolist() == pytest.approx([0.5] * 4)
 
 
 def clip_a_share(rank, world_size, shares):
     made = parameters(shares[rank])
-    norm = clip_gradients(made, ORDER, 0.5, dist.group.WORLD)
+    norm = clip_gradients(made, ORDER, 0.5, dist.group.WORLD, CPU)
     return norm, gradients(made)
 
 
 @pytest.mark.multiprocess
 def test_two_stages_clip_as_one_to_the_last_bit():
     whole = parameters()
-    norm = clip_gradients(whole, ORDER, 0.5, None)
+    norm = clip_gradients(whole, ORDER, 0.5, None, CPU)
     results = run_ranks(clip_a_share, 2, [("b", "unused"), ("a", "c")])
     assert [result[0] for result in results] == [norm, norm]
     together = {**results[0][1], **results[1][1]}

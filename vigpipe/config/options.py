@@ -172,6 +172,8 @@ class TrainConfig:
         min_lr: learning rate at the end of the cosine schedule.
         warmup_epochs: epochs of linear warm-up.
         warmup_lr: learning rate at the start of the warm-up.
+        freeze: pieces of the model that are not trained, such as stem,0-7,readout: the stem, blocks
+            by their numbers, and the readout. Their norms keep their running statistics.
         class_weights: weights of the classes in the training loss: balanced gives every class the
             same, however many samples it has; or a .csv file with a class and its weight a line.
             They are scaled to a mean of 1 over the training samples.
@@ -372,6 +374,7 @@ class TrainConfig:
     min_lr: float | None = _training(None, bounds=(0, 1e6))
     warmup_epochs: int | None = _training(None, bounds=(0, 1e6))
     warmup_lr: float = _training(1e-6, bounds=(0, 1e6))
+    freeze: str | None = _training(None)
     class_weights: str | None = _training(None)
     clip: float | None = _training(None, bounds=(1e-12, 1e12))
     ema: float | None = _training(None, bounds=(0, MOST_EMA))

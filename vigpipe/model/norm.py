@@ -208,7 +208,8 @@ class PooledStatistics:
 
     def __init__(self, stages: Iterable[nn.Module], num_microbatches: int) -> None:
         modules = [module for stage in stages for module in stage.modules()]
-        self.norms = [module for module in modules if isinstance(module, BatchNorm)]
+        # Those of frozen pieces keep what they have.
+        self.norms = [m for m in modules if isinstance(m, BatchNorm) and m.weight.requires_grad]
         self.sizes = [norm.weight.numel() for norm in self.norms]
         self.num_channels = sum(self.sizes)
         device = next((p.device for module in modules for p in module.parameters()), None)

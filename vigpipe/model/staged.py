@@ -1,8 +1,9 @@
 """The base class of the models: stem, numbered blocks and readout, any of which may be absent."""
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from functools import partial
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,8 @@ class StagedModel(nn.Module):
         has_stem: whether the stem is present.
         has_readout: whether the readout is present.
         recompute: discard the activations inside blocks, and compute them again in the backward.
+        frozen: the pieces that are not trained: `stem`, `readout`, and blocks by their index as
+            text; see `freeze`.
         input_channels: indices of the input's channels that the model takes, ascending; None for
             all. Models of images always take all.
     """
@@ -54,6 +57,7 @@ class StagedModel(nn.Module):
         self.span = (0, num_blocks)
         self.has_stem, self.has_readout = True, True
         self.recompute = False
+        self.frozen, self._leading = frozenset[str](), frozenset[str]()
         self.input_channels: Tensor | None = None
 
     def boundary_shape(self, block: int) -> tuple[int, ...]:
@@ -105,6 +109,45 @@ class StagedModel(nn.Module):
         """Return the names of parameters without weight decay, besides biases and norms."""
         return set()
 
+    def freeze(self, pieces: Iterable[str]) -> None:
+        """Train some pieces no more: they have no gradients, and evaluate also in training.
+
+        The norms of frozen pieces so use their running statistics and do not change them. No
+        backward reaches those before the first piece that is trained.
+        """
+        self.frozen = frozenset(pieces)
+        order = ["stem"] * bool(self.stem_names) + [*map(str, range(self.span[1])), "readout"]
+        num_leading = next((i for i, piece in enumerate(order) if piece not in self.frozen), None)
+        self._leading = frozenset(order[:num_leading])
+        for part in self._frozen_parts():
+            part.requires_grad_(False)
+        self.train(self.training)
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether no piece that is present, or comes before, is trained."""
+        return not self.has_readout and str(self.span[1] - 1) in self._leading
+
+    @property
+    def follows_leading(self) -> bool:
+        """Whether no piece before those that are present is trained, but for a missing stem."""
+        return self.has_stem or str(self.span[0] - 1) in self._leading
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        for part in self._frozen_parts():
+            if isinstance(part, nn.Module):
+                part.eval()
+        return self
+
+    def _frozen_parts(self) -> list[nn.Module | nn.Parameter]:
+        """Return what the frozen pieces that are present consist of."""
+        blocks = self.numbered_blocks
+        parts: list[Any] = [block for name, block in blocks.items() if name in self.frozen]
+        names = self.stem_names if self.has_stem and "stem" in self.frozen else ()
+        names += self.readout_names if self.has_readout and "readout" in self.frozen else ()
+        return parts + [part for part in (getattr(self, n) for n in names) if part is not None]
+
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return patterns that assign parameters to layers, as timm needs for layer-wise rates.
 
@@ -124,9 +167,17 @@ class StagedModel(nn.Module):
     def run(self, name: str, block: nn.Module, *inputs: Any) -> Any:
         """Call one block as a region; with recomputation on, discard its activations."""
         call = partial(region, f"block {name}", block)
+        if name in self._leading:
+            with torch.no_grad():
+                return call(*inputs)
         if self.recompute and self.training:
             return run_with_recompute(call, *inputs)
         return call(*inputs)
+
+    def run_stem(self, *inputs: Any) -> Any:
+        """Call the stem as a region."""
+        with torch.no_grad() if "stem" in self._leading else nullcontext():
+            return region("stem", self.embed, *inputs)
 
     def forward(self, x: Tensor, keys: Tensor | Draws | None = None) -> Tensor:
         """Run stem, blocks and readout, as far as they are present.
@@ -151,7 +202,7 @@ class StagedModel(nn.Module):
                 return self._run_empty(x)
         draws = self.draws_for(x, keys)
         if self.has_stem:
-            x = region("stem", self.embed, x)
+            x = self.run_stem(x)
         x = self.run_blocks(x, draws)
         return region("readout", self.read_out, x, draws) if self.has_readout else x
 

@@ -12,6 +12,7 @@ def clip_gradients(
     order: Mapping[str, int],
     max_norm: float,
     pipeline_group: dist.ProcessGroup | None,
+    device: torch.device,
 ) -> Tensor:
     """Scale all gradients so that their norm over the whole model is at most `max_norm`.
 
@@ -21,11 +22,9 @@ def clip_gradients(
     None if it has a single rank. The norm before clipping, a scalar on the device, is returned.
     """
     owned = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-    gradients = list(owned.values())
-    if not gradients:
-        return torch.zeros((), dtype=torch.float64)
-    norms: list[Tensor] = [gradients[0].new_zeros((), dtype=torch.float64)] * len(order)
-    own_norms = torch._foreach_norm(gradients, 2, torch.float64)
+    gradients = list(owned.values())  # none where all stages of a rank are frozen
+    norms = [torch.zeros((), dtype=torch.float64, device=device)] * len(order)
+    own_norms = torch._foreach_norm(gradients, 2, torch.float64) if gradients else ()
     for name, norm in zip(owned, own_norms, strict=True):
         norms[order[name]] = norm
     squares = torch.stack(norms).square()
@@ -34,5 +33,6 @@ def clip_gradients(
         dist.all_reduce(squares, group=pipeline_group)
     total = squares.sum().sqrt()
     scale = (max_norm / total).clamp(max=1.0)
-    torch._foreach_mul_(gradients, scale.to(gradients[0].dtype))
+    if gradients:
+        torch._foreach_mul_(gradients, scale.to(gradients[0].dtype))
     return total

@@ -40,6 +40,16 @@ def gather_vectors(values: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     return all_values.view(group.size(), -1)
 
 
+class NoGradients:
+    """What stages have that are frozen."""
+
+    def clear(self) -> None:
+        """Do nothing."""
+
+    def reduce(self) -> None:
+        """Do nothing."""
+
+
 class FlatGradients:
     """Gradients that are views of one buffer, so that a single all-reduce adds all of them up."""
 
@@ -171,6 +181,9 @@ class DDPGradients:
         self.reducing = reducing
         self.modules: list[nn.Module] = []
         for stage_module in stage_modules:
+            if not any(p.requires_grad for p in stage_module.parameters()):
+                self.modules.append(stage_module)
+                continue
             with warnings.catch_warnings():
                 # 2.15 renames broadcast_buffers, and says itself to keep the old name for this use.
                 warnings.filterwarnings("ignore", "`broadcast_buffers`", FutureWarning)
@@ -228,9 +241,11 @@ class GradientReducer:
         # more memory.
         is_sum = self.group is not None or num_microbatches != 1
         self.modules = list(stage_modules)
-        parameters = [p for stage_module in stage_modules for p in stage_module.parameters()]
-        self.gradients: DoubleGradients | FlatGradients | DDPGradients
-        if compressor is not None:
+        parameters = [p for m in stage_modules for p in m.parameters() if p.requires_grad]
+        self.gradients: DoubleGradients | FlatGradients | DDPGradients | NoGradients
+        if not parameters:  # all stages are frozen
+            self.gradients = NoGradients()
+        elif compressor is not None:
             self.gradients = CompressedGradients(parameters, compressor, shards)
         elif sync == "double" and is_sum:
             self.gradients = DoubleGradients(parameters, self.group)

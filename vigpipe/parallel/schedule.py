@@ -94,8 +94,14 @@ class Pipeline:
                 # Input and output are given so that torch does not probe the model, which would
                 # change BatchNorm's statistics. Boundaries require grad, or torch 2.13+ makes no
                 # buffers for their gradients.
-                input_args=_example(stage.input_shape, stage.input_dtype, not stage.model.has_stem),
-                output_args=_example(stage.output_shape, stage.output_dtype, grad=True),
+                input_args=_example(
+                    stage.input_shape, stage.input_dtype, not stage.model.follows_leading
+                ),
+                output_args=_example(
+                    stage.output_shape, stage.output_dtype, not stage.model.is_leading
+                ),
+                is_frozen=stage.model.is_leading,
+                sends_back=not stage.model.follows_leading,
                 group=pipeline_group,
             )
             for stage, module, index in zip(stage_modules, modules, stage_indices, strict=True)

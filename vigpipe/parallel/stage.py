@@ -53,7 +53,8 @@ class Stage(PipelineStage):
 
     The watcher follows what the rank does; the stopwatch is a context that is entered for every
     forward and backward of a training step. To ask for messages one ahead, `num_ahead` is M, the
-    number of micro-batches; otherwise 0.
+    number of micro-batches; otherwise 0. A frozen stage has no backward, and the stage after it
+    sends no gradients back, as its input does not need any.
     """
 
     def __init__(
@@ -62,12 +63,23 @@ class Stage(PipelineStage):
         stopwatch: AbstractContextManager[Any],
         num_ahead: int,
         *args: Any,
+        is_frozen: bool,
+        sends_back: bool,
         **options: Any,
     ) -> None:
+        self._is_frozen, self._sends_back = is_frozen, sends_back
         super().__init__(*args, **options)
         self._watcher, self._stopwatch = watcher, stopwatch
         ask = super().get_fwd_recv_ops, super().get_bwd_recv_ops
         self._features, self._gradients = (_Received(one, num_ahead) for one in ask)
+
+    @property
+    def has_backward(self) -> bool:
+        return self._has_backward and not self._is_frozen
+
+    @has_backward.setter
+    def has_backward(self, has_backward: bool) -> None:
+        self._has_backward = has_backward
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:
         with self._watched("forward", fwd_chunk_id, None if self.is_first else "wait input"):
@@ -83,7 +95,7 @@ class Stage(PipelineStage):
     def _watched(self, kind: SpanKind, microbatch: int, gap: SpanKind | None) -> Iterator[None]:
         if self._watcher is not None:
             self._watcher.enter(kind, self.stage_index, microbatch, gap)
-        with self._stopwatch if self.has_backward else nullcontext():
+        with self._stopwatch if self._has_backward else nullcontext():
             yield
         if self._watcher is not None:
             self._watcher.leave()
@@ -101,6 +113,9 @@ class Stage(PipelineStage):
         return self._sent(super().get_fwd_send_ops(fwd_chunk_id), fwd_chunk_id)
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[P2POp]:
+        if not self._sends_back:
+            self.bwd_cache.pop(bwd_chunk_id, None)
+            return []
         return self._sent(super().get_bwd_send_ops(bwd_chunk_id), bwd_chunk_id)
 
     def _received(self, operations: list[P2POp]) -> list[P2POp]:

@@ -126,12 +126,13 @@ class Candidate:
             blocks = range(len(profile.blocks) - 1)
             transfers = np.array([boundary_seconds(profile, i, size) for i in blocks])
             inputs, gradients = np.zeros_like(f), np.zeros_like(b)
-            inputs[1:-1], gradients[:, 1:-1] = transfers[:, None], transfers
+            back = np.where(np.arange(len(transfers)) < profile.num_leading, 0, transfers)
+            inputs[1:-1], gradients[:, 1:-1] = transfers[:, None], back
             once = np.stack([f + inputs + b + gradients] * self.num_stages)
             f, b = self._with_transfers(f, inputs), self._with_transfers(b, gradients)
         else:
             once = np.stack([f + b] * self.num_stages)
-        weights = self._sums(lambda piece: piece.parameter_bytes)
+        weights = self._sums(lambda piece: piece.num_trained_bytes)
         reduce = _line(lambda n: reduce_seconds(profile, request, n, self.num_stages))
         update = _line(lambda n: update_seconds(profile, n))
         if request.sync == "ddp":

@@ -1,6 +1,7 @@
 """Predict the memory of a rank: weights, kept activations and the working set of a backward.
 
-    weights × (1 + optimizer_bytes)    with gradients and optimizer state
+    weights
+  + trained weights × optimizer_bytes  gradients and optimizer state
   + activations                        kept of every micro-batch between its forward and backward
   + working set                        an estimate: the piece with the largest backward holds about
                                        as much again as it kept, and the gradient of its output
@@ -18,7 +19,7 @@ from vigpipe.schedules.rule import Action
 
 def weight_bytes(profile: Profile, piece: Piece) -> int:
     """Compute the bytes of a piece's weights, gradients and optimizer state."""
-    return math.ceil(piece.parameter_bytes * (1 + profile.optimizer_bytes))
+    return math.ceil(piece.parameter_bytes + piece.num_trained_bytes * profile.optimizer_bytes)
 
 
 def kept_bytes(profile: Profile, piece: Piece, microbatch_size: Size) -> int:

@@ -44,6 +44,11 @@ class Piece:
     activation_bytes: tuple[float, ...]  # kept from the forward to the backward
     boundary_bytes: tuple[float, ...]  # of what the next piece is given, and of its gradient
     parameter_bytes: int
+    trained_bytes: int | None = None  # of these, those that are trained; None for all
+
+    @property
+    def num_trained_bytes(self) -> int:
+        return self.parameter_bytes if self.trained_bytes is None else self.trained_bytes
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,7 @@ class Profile:
     bandwidth: float  # bytes per second of a large message between them
     update_seconds: float  # of all that is done once a step, with the whole model on one rank
     fixed_seconds: float  # part of it that does not shrink when the model is cut
-    optimizer_bytes: float  # of gradients and optimizer state, per byte of weights
+    optimizer_bytes: float  # of gradients and optimizer state, per byte of trained weights
     base_bytes: int  # memory of a rank before it has a model
     facts: Mapping[str, Any]  # hardware, kind of device, threads per rank, versions, ...
     amounts: tuple[str, ...] = ()
@@ -104,8 +109,14 @@ class Profile:
         return values[i - 1] * (1 - share) + values[i] * share
 
     @property
-    def parameter_bytes(self) -> int:
-        return sum(piece.parameter_bytes for piece in (self.stem, *self.blocks, self.readout))
+    def trained_bytes(self) -> int:
+        return sum(piece.num_trained_bytes for piece in (self.stem, *self.blocks, self.readout))
+
+    @property
+    def num_leading(self) -> int:
+        """Number of first blocks that no backward reaches, because they and the stem are frozen."""
+        costs = [max(piece.backward, default=0.0) for piece in (self.stem, *self.blocks)]
+        return max(0, next((i for i, cost in enumerate(costs) if cost), len(costs)) - 1)
 
 
 def write_profile(profile: Profile, path: Path) -> None:
@@ -182,6 +193,7 @@ def _are_factors(values: Sequence[float], least: float) -> bool:
 
 
 def _piece(table: Mapping[str, Any]) -> Piece:
+    table = {"trained_bytes": None, **table}  # older profiles know of no frozen pieces
     check_fields(Piece, table, " of a piece")
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
     piece = Piece(**values)
@@ -191,8 +203,10 @@ def _piece(table: Mapping[str, Any]) -> Piece:
         for value in getattr(piece, name):
             if not is_amount(value):
                 raise ValueError(f"{piece.name}: {name} holds {value!r}")
-    if type(piece.parameter_bytes) is not int or not is_amount(piece.parameter_bytes):
-        raise ValueError(f"{piece.name}: parameter_bytes is {piece.parameter_bytes!r}")
+    for name in ("parameter_bytes", "num_trained_bytes"):
+        num_bytes = getattr(piece, name)
+        if type(num_bytes) is not int or not 0 <= num_bytes <= min(_MOST, piece.parameter_bytes):
+            raise ValueError(f"{piece.name}: {name.removeprefix('num_')} is {num_bytes!r}")
     return piece
 
 

@@ -147,13 +147,18 @@ def stage_costs(
     backward = [[sum(profile.at(p.backward, n) for p in s) for n in distinct_sizes] for s in pieces]
     size_index = [distinct_sizes.index(n) for n in sizes]
     transfers = [boundary_seconds(profile, blocks[-1], sizes[0]) for blocks in stages[:-1]]
-    weights = [sum(piece.parameter_bytes for piece in s) for s in pieces]
+    # A stage that begins where nothing before it is trained sends no gradients back.
+    back = [
+        0.0 if blocks[-1] < profile.num_leading else seconds
+        for blocks, seconds in zip(stages[:-1], transfers, strict=True)
+    ]
+    weights = [sum(piece.num_trained_bytes for piece in s) for s in pieces]
     num_ranks = request.num_ranks
     return StageCosts(
         forward=[[by_size[i] for i in size_index] for by_size in forward],
         backward=[[by_size[i] for i in size_index] for by_size in backward],
         features=transfers,
-        gradients=transfers,
+        gradients=back,
         dispatch=profile.dispatch_seconds,
         reduce=[reduce_seconds(profile, request, size, len(stages)) for size in weights],
         update=[
@@ -177,7 +182,7 @@ def reduce_seconds(
 def update_seconds(profile: Profile, weight_bytes: float) -> float:
     """Compute the seconds of the optimizer step on a rank with so many bytes of weights."""
     shared = profile.update_seconds - profile.fixed_seconds
-    return profile.fixed_seconds + shared * weight_bytes / max(1, profile.parameter_bytes)
+    return profile.fixed_seconds + shared * weight_bytes / max(1, profile.trained_bytes)
 
 
 def boundary_seconds(profile: Profile, block: int, microbatch_size: Size) -> float:

@@ -38,6 +38,8 @@ def cost_options(run: Run) -> dict[str, str]:
     options = {name: str(getattr(run.config, name)) for name in _OPTIONS}
     if run.config.tf32:  # profiles from before there was a choice do not have it
         options["tf32"] = "True"
+    if run.config.freeze is not None:
+        options["freeze"] = run.config.freeze
     return {**options, **run.job.cost_options()}
 
 
@@ -104,6 +106,7 @@ def measure_profile(
             activation_bytes=by_size([float(by_piece.get(name, 0)) for by_piece in activations]),
             boundary_bytes=boundary_bytes(i),
             parameter_bytes=parameter_bytes(rank_state, name),
+            trained_bytes=parameter_bytes(rank_state, name, trained=True),
         )
         for i, name in enumerate(names)
     ]

@@ -23,7 +23,8 @@ def activation_bytes(trial: Trial) -> dict[str, int]:
     rank_state, batch = trial
     kept: dict[str, int] = {}
     # Weights are held in any case, so their storages do not count.
-    seen = {p.untyped_storage().data_ptr() for p in rank_state.trained.parameters().values()}
+    weights = (p for model in rank_state.trained.models for p in model.parameters())
+    seen = {parameter.untyped_storage().data_ptr() for parameter in weights}
     depth: int = 0
 
     def listen(name: str, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
@@ -75,19 +76,23 @@ def _count_saved(kept: dict[str, int], name: str, seen: set[int]) -> Iterator[No
         yield
 
 
-def parameter_bytes(rank_state: RankState, piece: str) -> int:
-    """Count the bytes of the weights of a piece (`stem`, `block 3` or `readout`)."""
+def parameter_bytes(rank_state: RankState, piece: str, *, trained: bool = False) -> int:
+    """Count the bytes of the weights of a piece (`stem`, `block 3` or `readout`).
+
+    With `trained`, only those count that are trained.
+    """
     model = rank_state.trained.models[0]
     if piece.startswith("block "):
         parameters = list(model.numbered_blocks[piece.removeprefix("block ")].parameters())
     else:
         names = model.stem_names if piece == "stem" else model.readout_names
         parameters = [p for n, p in model.named_parameters() if n.split(".")[0] in names]
-    return sum(p.numel() * p.element_size() for p in parameters)
+    counted = [p for p in parameters if p.requires_grad or not trained]
+    return sum(p.numel() * p.element_size() for p in counted)
 
 
 def optimizer_bytes(rank_state: RankState) -> float:
-    """Return the bytes of gradients, optimizer state and moving average per byte of weights."""
+    """Return the bytes of gradients, optimizer and moving average per byte of trained weights."""
     weights = sum(p.numel() * p.element_size() for p in rank_state.trained.parameters().values())
     state = [v for values in rank_state.trained.optimizer.state.values() for v in values.values()]
     buffers = [v for v in vars(rank_state.reducer.gradients).values() if isinstance(v, Tensor)]

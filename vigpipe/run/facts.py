@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vigpipe.config.freeze import parse_freeze
 from vigpipe.config.options import TrainConfig
 from vigpipe.config.resolve import resolved
 from vigpipe.errors import InputError
@@ -136,7 +137,9 @@ class Run:
     def _make_model(self, num_parts: int = 1) -> StagedModel:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FewNodesWarning)  # it is among the notes
-            return self.job.make_model(num_parts)
+            model = self.job.make_model(num_parts)
+        model.freeze(frozen_pieces(self.config, model))
+        return model
 
     def make_wide_model(self) -> StagedModel:
         """Make the unsplit model on the meta device, as a run on a single replica has it."""
@@ -149,7 +152,7 @@ class Run:
         return self.make_wide_model()
 
     def rates(self) -> dict[str, tuple[float, float]]:
-        """Return the rate scale and the weight decay of every parameter of the unsplit model."""
+        """Return the rate scale and the weight decay of every parameter that is trained."""
         from timm.optim import param_groups_layer_decay
 
         assert self.config.weight_decay is not None
@@ -163,7 +166,7 @@ class Run:
             layer_decay=self.config.layer_decay,
         )
         rates = {id(p): (g["lr_scale"], g["weight_decay"]) for g in groups for p in g["params"]}
-        return {name: rates[id(p)] for name, p in model.named_parameters()}
+        return {name: rates[id(p)] for name, p in model.named_parameters() if p.requires_grad}
 
     def unknown_of_data(self, before: Mapping[str, object]) -> list[str]:
         """Return the digests of the data that the `fingerprint` of an older vigpipe lacks."""
@@ -222,6 +225,11 @@ def prepare(
     if config.weights is not None:
         initial_state(read_initial(config.weights), config, job, model)
     num_blocks = len(model.numbered_blocks)
+    if frozen_pieces(config, model) and config.strategy == "subnetworks":
+        raise InputError(
+            f"--freeze {config.freeze}: keeps pieces of the model as they are, and --strategy "
+            "subnetworks divides all of them; leave one of the two out"
+        )
 
     virtual_stages = config.virtual_stages
     if isinstance(config.stages, Path):
@@ -268,6 +276,13 @@ def prepare(
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         notes += notes_on_compression(config, shapes, dtype.itemsize, layout.num_teams)
     return replace(run, notes=tuple(notes))
+
+
+def frozen_pieces(config: TrainConfig, model: StagedModel) -> frozenset[str]:
+    """Return the pieces of the unsplit model that are not trained; see `StagedModel.freeze`."""
+    ends = {"stem": model.stem_names, "readout": model.readout_names}
+    there = [end for end, names in ends.items() if names]
+    return parse_freeze(config.freeze, len(model.numbered_blocks), there)
 
 
 def _check_divisible(config: TrainConfig, job: Job, model: StagedModel) -> None:

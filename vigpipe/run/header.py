@@ -34,8 +34,14 @@ def _course(run: Run) -> str:
 
 
 def _parameters(run: Run) -> str:
-    num = sum(parameter.numel() for parameter in run.wide_model.parameters())
-    return f"{num / 1e6:.1f} M parameters" if num >= 1e6 else f"{num:,} parameters"
+    sizes = [(p.numel(), p.requires_grad) for p in run.wide_model.parameters()]
+    num, num_trained = sum(n for n, _ in sizes), sum(n for n, is_trained in sizes if is_trained)
+    trained = "" if num_trained == num else f", {_count(num_trained)} of them trained"
+    return f"{_count(num)} parameters{trained}"
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e6:.1f} M" if number >= 1e6 else f"{number:,}"
 
 
 def _weights(run: Run) -> Iterator[str]:

@@ -162,7 +162,7 @@ def _clip(rank_state: RankState) -> None:
     clip, order = rank_state.run.config.clip, rank_state.run.parameter_order
     if clip is not None:
         parameters, group = rank_state.trained.parameters(), rank_state.mesh.groups.pipeline
-        clip_gradients(parameters, order, clip, group)
+        clip_gradients(parameters, order, clip, group, rank_state.device)
 
 
 def settle_after_loss(rank_state: RankState) -> bool:

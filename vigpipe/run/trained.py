@@ -39,8 +39,8 @@ class Trained:
         return group["lr"] / group["lr_scale"]
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Return the parameters by their names in the unsplit model."""
-        return {name: p for model in self.models for name, p in model.named_parameters()}
+        """Return the parameters that are trained by their names in the unsplit model."""
+        return {n: p for m in self.models for n, p in m.named_parameters() if p.requires_grad}
 
     def state(self) -> dict[str, Tensor]:
         """Return the entries of the unsplit model's state dict."""
@@ -129,7 +129,9 @@ def _parameter_groups(run: Run, models: list[StagedModel]) -> list[dict[str, Any
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for model in models:
         for name, parameter in model.named_parameters():
-            groups.setdefault(rates[name], []).append(parameter)
+            if parameter.requires_grad:
+                groups.setdefault(rates[name], []).append(parameter)
+    groups = groups or {(1.0, 0.0): []}  # all of this rank's stages are frozen
     return [
         {"params": parameters, "lr_scale": scale, "weight_decay": decay}  # timm reads lr_scale
         for (scale, decay), parameters in groups.items()

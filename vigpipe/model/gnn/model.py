@@ -134,7 +134,7 @@ class GraphModel(StagedModel):
         x = self._select_input(x if features is None else features)
         draws = self.draws_for(x, keys)
         if self.has_stem:
-            x = region("stem", self.embed, x, draws)
+            x = self.run_stem(x, draws)
         for name, layer in self.convs.items():
             edges = adjacency.of_layer(int(name))
             x, draws = _first(edges.num_sources, x, draws)
