@@ -61,6 +61,7 @@ class SleepingModel(nn.Module):
         self.span = (0, len(profile.blocks))
         self.has_stem, self.has_readout = True, True
         self.recompute = False  # the profile knows whether backwards contain forwards
+        self.is_leading, self.follows_leading = False, True  # every piece is trained
         self.late_seconds: list[float] = []
         pieces = {"stem": profile.stem, "readout": profile.readout}
         pieces |= {str(i): block for i, block in enumerate(profile.blocks)}
@@ -93,6 +94,7 @@ class SleepingModel(nn.Module):
         indices = list(blocks)
         self.span = (indices[0], indices[-1] + 1)
         self.has_stem, self.has_readout = stem, readout
+        self.follows_leading = stem
         names = {*map(str, indices), *["stem"] * stem, *["readout"] * readout}
         for name in set(self.weights) - names:
             del self.weights[name]

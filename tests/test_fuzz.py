@@ -213,7 +213,7 @@ def wrong_profiles(draw) -> bytes:
 def test_profile_files(tmp_path):
     def read(path):
         profile = read_profile(path)
-        assert profile.parameter_bytes >= 0
+        assert profile.trained_bytes >= 0
         pieces = (profile.stem, *profile.blocks, profile.readout)
         for piece in pieces:
             cost = profile.at(piece.forward, 3) + profile.at(piece.backward, 1000)

@@ -86,7 +86,7 @@ def test_every_layout_runs_and_none_is_faster_than_its_ideal(tmp_path, capsys):
         assert min(each.late_seconds, each.cpu_seconds) > 0
         # Of the largest stage: everything, or the first half of the blocks and the stem.
         whole = each.case.layout.pipeline_size == 1
-        numbers = PROFILE.parameter_bytes // 4 if whole else (400 + 4000 + 4040) // 4
+        numbers = PROFILE.trained_bytes // 4 if whole else (400 + 4000 + 4040) // 4
         assert each.sync_bytes == numbers * 8
     write_page(tmp_path, bench, PROFILE, steps, [50e-6, 60e-6, 70e-6])
     for text in ((tmp_path / "README.md").read_text(), capsys.readouterr().out):

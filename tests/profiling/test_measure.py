@@ -24,7 +24,7 @@ def test_every_piece_takes_time_forward_and_backward(profile):
 
 def test_weights_are_counted_once(profile):
     model = make_run().build()
-    assert profile.parameter_bytes == 4 * sum(p.numel() for p in model.parameters())
+    assert profile.trained_bytes == 4 * sum(p.numel() for p in model.parameters())
 
 
 def test_boundaries_are_those_of_the_model(profile):

@@ -58,7 +58,7 @@ Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 # would depend on how the model is cut into stages.
 Optimizer = Literal["adam", "adamw", "nadamw", "sgd", "rmsprop", "lion"]
 LrSchedule = Literal["cosine", "constant"]
-Recipe = Literal["imagenet", "cifar"]
+Recipe = Literal["imagenet", "cifar", "finetune"]
 RandomCrop = Literal["box", "shift"]
 OnNan = Literal["stop", "skip"]
 Compat = Literal["reference"]

@@ -77,11 +77,12 @@ class TrainKeywords(TypedDict, total=False):
     lr: float | None
     weight_decay: float | None
     decay: choices.Decay | None
-    layer_decay: float
+    layer_decay: float | None
     lr_schedule: choices.LrSchedule | None
     min_lr: float | None
     warmup_epochs: int | None
     warmup_lr: float
+    freeze: str | None
     class_weights: Path | str | None
     clip: float | None
     ema: float | None

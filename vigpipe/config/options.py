@@ -158,7 +158,7 @@ class TrainConfig:
         config: TOML file of options, such as the one that every run writes; flags override it.
         out: output folder; by default runs/<time>.
         recipe: complete training recipe with augmentation and learning-rate schedule: imagenet is
-            the published one, cifar is meant for small images.
+            the published one, cifar is meant for small images, finetune for --weights.
         epochs: passes over the training images.
         steps: number of optimizer steps; it overrides epochs.
         batch_size: B, samples of one optimizer step over all replicas.
@@ -369,7 +369,7 @@ class TrainConfig:
     lr: float | None = _training(None, short=True, bounds=(0, 1e6))
     weight_decay: float | None = _training(None, bounds=(0, 1e6))
     decay: choices.Decay | None = _training(None, job="graph")
-    layer_decay: float = _training(1.0, bounds=(1e-3, 1))
+    layer_decay: float | None = _training(None, bounds=(1e-3, 1))
     lr_schedule: choices.LrSchedule | None = _training(None)
     min_lr: float | None = _training(None, bounds=(0, 1e6))
     warmup_epochs: int | None = _training(None, bounds=(0, 1e6))

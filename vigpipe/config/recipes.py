@@ -111,6 +111,7 @@ NO_RECIPE: dict[str, Any] = {
     "cutmix": 0.0,
     "smoothing": 0.0,
     "repeated_augment": 1,
+    "layer_decay": 1.0,
     # Decay per step for a batch of `ema_images` images. For a batch of B images it is raised to the
     # power B / ema_images, so that the average covers the same number of images.
     "ema": 0.0,
@@ -155,6 +156,16 @@ RECIPES: dict[choices.Recipe, dict[str, Any]] = {
         "cutmix": 0.5,
         "ema": 0.995,
         "ema_images": 100,
+    },
+    "finetune": {
+        **_OF_ALL,
+        "lr": 5e-4,
+        "lr_images": 128,
+        "min_lr": 1e-6,
+        "warmup_epochs": 1,
+        "epochs": 20,
+        "drop_path": 0.1,
+        "layer_decay": 0.75,
     },
 }
 

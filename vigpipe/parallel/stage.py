@@ -63,8 +63,8 @@ class Stage(PipelineStage):
         stopwatch: AbstractContextManager[Any],
         num_ahead: int,
         *args: Any,
-        is_frozen: bool,
-        sends_back: bool,
+        is_frozen: bool = False,
+        sends_back: bool = True,
         **options: Any,
     ) -> None:
         self._is_frozen, self._sends_back = is_frozen, sends_back

@@ -193,7 +193,7 @@ def _are_factors(values: Sequence[float], least: float) -> bool:
 
 
 def _piece(table: Mapping[str, Any]) -> Piece:
-    table = {"trained_bytes": None, **table}  # older profiles know of no frozen pieces
+    table = {"trained_bytes": None} | dict(table)  # older profiles know of no frozen pieces
     check_fields(Piece, table, " of a piece")
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
     piece = Piece(**values)

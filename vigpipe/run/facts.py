@@ -163,7 +163,7 @@ class Run:
             model,
             self.config.weight_decay,
             no_weight_decay_list=model.no_weight_decay(),
-            layer_decay=self.config.layer_decay,
+            layer_decay=self.config.layer_decay or 1.0,
         )
         rates = {id(p): (g["lr_scale"], g["weight_decay"]) for g in groups for p in g["params"]}
         return {name: rates[id(p)] for name, p in model.named_parameters() if p.requires_grad}
