@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from safetensors.torch import load_file
 
 from vigpipe.checkpoint.manifest import NAME, list_checkpoints, read_manifest
@@ -75,6 +75,11 @@ def test_weights_say_whether_images_are_turned(capsys):
             description.prepare(Image.open(file))[None],
         ):
             assert torch.equal(image, as_trained[run])
+        opened = Image.open(file)
+        description.prepare(opened)  # leaves the caller's image as it was
+        upright = ImageOps.exif_transpose(opened)
+        assert torch.equal(description.prepare(upright), description.prepare(upright.copy()))
+        assert not any(isinstance(key, tuple) for key in opened.info)
     assert torch.equal(as_trained["run"], as_trained["lying"].rot90(-1, (2, 3)))
     assert main([*line, "--weights", "run/model.safetensors", "--no-exif", "--out", "x"]) == 2
     assert "--no-exif: run/model.safetensors was trained with --exif" in capsys.readouterr().err

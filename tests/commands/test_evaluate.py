@@ -21,6 +21,7 @@ from tests.commands.refusals import check_commands, refused
 from tests.world import run_command
 from vigpipe.checkpoint.weights_file import save_weights
 from vigpipe.cli import main
+from vigpipe.data import open_source
 from vigpipe.graphs.graph import TEST
 from vigpipe.inference.judged import Judged
 from vigpipe.inference.results import Results
@@ -127,6 +128,17 @@ def test_the_score_is_that_of_the_training(capsys, tmp_path):
     assert row["loss"] == pytest.approx(test["loss"], rel=1e-5)
 
 
+def test_a_single_class_that_a_node_may_have_is_scored_by_those_who_have_it():
+    has = np.array([[True], [True], [False], [False]])
+    predicted = np.array([[True], [False], [True], [False]])
+    nothing = np.zeros(0)
+    judged = Judged(has, predicted, np.ones(4), nothing, predicted + 0.0, nothing)
+    assert judged.by_class.averages["macro"]["f1"] == 0.5
+    none = Judged(has & False, has & False, np.ones(4), nothing, predicted + 0.0, nothing)
+    text = Results("d", "test", "w", "m", "nodes", ("a",), none).summary
+    assert text == "loss 1.0000, accuracy 100.00%, macro-F1 0.00%, micro-F1 0.00%, ROC-AUC –"
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_nodes_are_scored_as_by_scikit_learn(several, capsys):
     write_graph(several=several)
@@ -229,6 +241,8 @@ def test_wrong_use_is_told_in_one_sentence(capsys, here):
         (f"{OURS} --split all", "--split all: pictures has no such images; choose one of train"),
         (f"{OURS} --test 1", "--test 1.0: must be a share"),
         (f"{OURS} --dp 0", "--dp 0"),
+        (f"{OURS} --seed 1", "--seed 1: is that of --test"),
+        (f"{OURS} --split validation --test 0.2", "pictures has no such images"),
         ("--weights w.safetensors --data fake", "noise"),
         ("--weights w.safetensors --data hollow", "class 'ant' has no images"),
         ("--weights w.safetensors --data none", "none: no such data"),
@@ -249,6 +263,9 @@ def test_wrong_use_is_told_in_one_sentence(capsys, here):
     assert main(["evaluate", *OURS.split(), "--skip-bad-images"]) == 0
     stdout, stderr = capsys.readouterr()
     assert stdout.startswith("pictures: 29 test images")
+    row = told(capsys, f"{OURS} --skip-bad-images --test 0.4 --seed 3")
+    held_out = open_source("pictures", test=0.4, seed=3, skip_bad_images=True).test
+    assert row["images"] == len(held_out) == 12  # those that a run holds out, which reads no others
     assert "left out as unreadable: 1 image (pictures/ant/1.png)" in stderr
 
 
@@ -274,6 +291,8 @@ def test_predictions_say_their_score_and_are_written_as_arrays(capsys):
     with np.load("e.npz") as arrays:
         np.testing.assert_allclose(arrays["embeddings"], pooled, atol=1e-4)
     assert "--logits l.npz: is there already" in refused(capsys, *line, "--logits", "l.npz")
+    same = ["--logits", "m.npz", "--embeddings", "m.npz"]
+    assert "--embeddings m.npz: is --logits, too" in refused(capsys, *line, *same)
 
 
 @pytest.mark.parametrize("model", ["sage", "gcn2"])

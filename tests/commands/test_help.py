@@ -47,10 +47,10 @@ def test_train_shows_what_matters_in_groups_and_says_how_many_more_there_are():
 
 def test_every_option_of_train_says_its_default_and_what_a_recipe_makes_of_it():
     text = " ".join(help_of("train --help-all").split())
-    assert "[default: 15; with recipe imagenet 300, cifar 100]" in text
+    assert "[default: 15; with recipe imagenet 300, cifar 100, finetune 20]" in text
     assert "[default: 0.004; with recipe imagenet 0.002 for 1,024 images a step, cifar" in text
     published = " ".join(help_of("train --model=pvig_b_224 --help-all").split())
-    assert "[default: 300; with recipe cifar 100]" in published
+    assert "[default: 300; with recipe cifar 100, finetune 20]" in published
     assert "test image that is kept. [default: 0.95]" in published
     assert "[default: 16]" in help_of("train --model gcn2 --help-all")
     told = [o.default or "by default" in o.meaning.lower() for o in options_of_train()]

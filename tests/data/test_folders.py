@@ -15,6 +15,7 @@ from tests.refusals import check_refusals
 from tests.test_cli import make_pictures
 from vigpipe.data import open_source
 from vigpipe.data.formats import folders
+from vigpipe.data.images import find_bad_images
 from vigpipe.errors import InputError
 
 
@@ -57,10 +58,13 @@ def test_the_splits_are_train_test_and_val(tmp_path):
         "train test": {"train": "train", "test": "test"},
         "train val": {"train": "train", "test": "val"},
         "train test validation": {"train": "train", "test": "test", "validation": "validation"},
+        "Train TEST valid": {"train": "Train", "test": "TEST", "validation": "valid"},
         "test": {"test": "test"},
         "train": {"train": "train"},
         "cat dog": {"train": "."},
     }
+    touch(tmp_path / "left", "train/a/1.png", "test/a/1.png", "b/1.png", "labels.txt")
+    assert folders.read(tmp_path / "left").notes == (f"{tmp_path / 'left'}: not read: b",)
     for name, expected in there.items():
         root = tmp_path / name
         for folder in name.split():
@@ -108,22 +112,27 @@ def test_a_folder_of_classes_only_gives_a_share_of_each_for_the_test(tmp_path):
     check_refusals(rows, lambda name, options: open_source(str(name), **options))
 
 
+def test_test_images_are_held_out_of_those_that_can_be_read(tmp_path):
+    root = make_pictures(tmp_path, 8, 1) / "train"
+    (root / "cat" / "3.png").write_bytes(b"")
+    source = open_source(str(root), test=0.25, skip_bad_images=True)
+    assert source.bad_images == (str(root / "cat" / "3.png"),)
+    assert source.stored is not None
+    ids = find_bad_images(source.stored.load, source.stored.image_ids())
+    again = open_source(str(root), test=0.25, bad_images=[("train", 3)])
+    assert ids == []
+    for one, other in zip(source.splits, again.splits, strict=True):
+        assert torch.equal(one.read(range(len(one))), other.read(range(len(other))))
+
+
 def test_images_of_the_test_in_one_folder_have_a_list_of_their_classes(tmp_path):
     touch(tmp_path, "train/n02/1.JPEG", "train/n01/1.JPEG", "train/n03/1.JPEG")
     names = [f"ILSVRC2012_val_0000000{i}" for i in (1, 2, 3, 4)]
     touch(tmp_path, *(f"val/{name}.JPEG" for name in names))
     expected = ["n03", "n01", "n01", "n02"]
-    synsets = np.array(
-        [
-            (3, "n01", "a", "", 0),
-            (1, "n02", "b", "", 0),
-            (2, "n03", "c", "", 0),
-            (4, "n9", "", "", 3),
-        ],
-        dtype=[
-            (name, object) for name in ("ILSVRC2012_ID", "WNID", "words", "gloss", "num_children")
-        ],
-    )
+    fields = ("ILSVRC2012_ID", "WNID", "words", "gloss", "num_children")
+    leaves = [(3, "n01", "a", "", 0), (1, "n02", "b", "", 0), (2, "n03", "c", "", 0)]
+    synsets = np.array([*leaves, (4, "n9", "", "", 3)], [(field, object) for field in fields])
     lists = {
         "LOC_val_solution.csv": "ImageId,PredictionString\n"
         + "".join(f"{n},{c} 1 2 3 4\n" for n, c in zip(names, expected, strict=True)),
@@ -144,7 +153,10 @@ def test_images_of_the_test_in_one_folder_have_a_list_of_their_classes(tmp_path)
         assert found == dict(zip(names, expected, strict=True)), name
         (tmp_path / name).unlink()
     wrong = [
-        ("val.txt", "", "ILSVRC2012_val_00000001.JPEG: has no class in .*val.txt"),
+        ("val.txt", "\n", "val.txt: ILSVRC2012_val_00000001.JPEG has no class; give the list"),
+        ("val.txt", f"{names[0]}.JPEG 0\n" * 2, "ILSVRC2012_val_00000001.JPEG is there twice"),
+        ("val.txt", f"test/{names[0]}.JPEG 0", "test/ILSVRC2012_val_00000001.JPEG is not of val/"),
+        ("val.txt", "".join(f"{n}.JPEG 0\n" for n in (*names, "a")), "a.JPEG is not in .*val; g"),
         ("val.txt", f"{names[0]}.JPEG 3", "'3', expected a number from 0 to 2; mend it"),
         ("val.txt", "image", "the line 'image', expected ILSVRC2012_val_00000001.JPEG 65"),
         ("LOC_val_solution.csv", "head\nimage", "the line 'image', expected ILSVRC2012_val_"),
@@ -162,9 +174,20 @@ def test_images_of_the_test_in_one_folder_have_a_list_of_their_classes(tmp_path)
     check_refusals(
         [("val: has images and no class folders; .* val.txt",)], lambda: folders.read(tmp_path)
     )
-    (tmp_path / "meta.mat").write_bytes(b"MATLAB")
-    row = (next(reversed(lists)), "1\n" * 4, "meta.mat: is not the devkit's meta.mat")
-    check_refusals([row], read)
+    mats = {
+        "its classes are not numbered from 1": {"synsets": synsets[:2]},
+        "an array has more than": {"synsets": np.zeros(1 << 22)},
+        "it is not a file of MATLAB 5": None,
+    }
+    for words, content in mats.items():
+        (tmp_path / "meta.mat").write_bytes(b"MATLAB" * 30)
+        if content is not None:
+            savemat(tmp_path / "meta.mat", content, do_compression=True)
+        row = (next(reversed(lists)), "1\n" * 4, rf"meta.mat: is not the devkit's .*\({words}")
+        check_refusals([row], read)
+    (tmp_path / "val").rename(tmp_path / "test")
+    (tmp_path / "test.txt").write_text(lists["val.txt"])
+    assert len(folders.read(tmp_path).test) == 4  # a list of val/ is not one of test/
 
 
 def test_folders_a_level_too_deep_are_no_classes(tmp_path):

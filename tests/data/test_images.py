@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
+from PIL.PngImagePlugin import PngInfo
 
 from tests.refusals import check_refusals
 from vigpipe.data import images, open_source
@@ -242,6 +243,14 @@ def test_images_are_turned_as_exif_says_unless_asked_not_to(tmp_path, format):
         assert np.array_equal(to_array(upright), to_array(expected))
         assert upright is turned_upright(upright)  # once
         assert turned_upright(images.in_channels(found, 1)).size == expected.size
+
+
+def test_a_file_cannot_say_what_only_its_decoder_says(tmp_path):
+    info = PngInfo()
+    info.add_text("vigpipe orientation", "6")
+    flat(RED).save(tmp_path / "1.png", pnginfo=info)
+    found = images.read_image(tmp_path / "1.png")
+    assert turned_upright(found) is found
 
 
 def test_a_run_says_what_its_images_are_like(tmp_path):

@@ -41,8 +41,8 @@ def trained(rank: int, world_size: int, config: TrainConfig) -> dict[str, Any]:
     sent_back: Counter[int] = Counter()
     send = Stage.get_bwd_send_ops
 
-    def counted(self: Stage, microbatch: int) -> list:
-        operations = send(self, microbatch)
+    def counted(self: Stage, bwd_chunk_id: int) -> list:
+        operations = send(self, bwd_chunk_id)
         sent_back[self.stage_index] += sum(operation.tensor.nbytes for operation in operations)
         return operations
 

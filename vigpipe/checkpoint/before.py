@@ -1,6 +1,7 @@
 """What earlier runs say of a training run, and refuse it for, before its ranks start, or meet."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,20 +40,20 @@ def as_before(config: TrainConfig) -> TrainConfig:
     """
     if config.exif is not None or MODEL_DEFAULTS[config.model].job != "images":
         return config
-    try:
-        before = _options_before(config)
-    except InputError:  # whoever goes on with it says so
-        return config
-    return config if before is None or "exif" in before else replace(config, exif=False)
+    for before in _options_before(config):
+        return config if "exif" in before else replace(config, exif=False)
+    return config
 
 
-def _options_before(config: TrainConfig) -> Mapping[str, object] | None:
-    if config.replay is not None:
-        return read_toml(config.replay / "config.toml")
-    place = config.out if config.resume == "auto" else config.resume and Path(config.resume)
-    if not place or (not list_checkpoints(place) and config.resume == "auto"):
-        return None
-    return read_manifest(checkpoints_at(place)[0]).config
+def _options_before(config: TrainConfig) -> Iterator[Mapping[str, object]]:
+    """Yield the options of earlier starts, newest first; whoever goes on tells of damaged ones."""
+    with contextlib.suppress(InputError):
+        if config.replay is not None:
+            yield read_toml(config.replay / "config.toml")
+        place = config.out if config.resume == "auto" else config.resume and Path(config.resume)
+        for checkpoint in checkpoints_at(place) if place else ():
+            with contextlib.suppress(InputError):
+                yield read_manifest(checkpoint).config
 
 
 def _check_resumed(run: Run, option: str) -> None:

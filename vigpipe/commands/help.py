@@ -49,7 +49,10 @@ def options_of(command: App, model: str = TrainConfig.model) -> list[Option]:
         if not argument.show:
             continue
         name, meaning = argument.names[0], " ".join((argument.parameter.help or "").split())
+        is_graph = MODEL_DEFAULTS[model].job == "graph"
         default = _default(argument.field_info.default) or _filled(name)
+        if name == "--data" and is_graph and default == TrainConfig.data:
+            default = "none, as a graph has to be named"
         of_recipes: dict[str, str] = {}
         is_told = argument.required or not name.startswith("-") or "by default" in meaning.lower()
         if not default and not is_told:

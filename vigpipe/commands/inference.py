@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from vigpipe.inference.judged import Judge
 from vigpipe.inference.outputs import Output
 from vigpipe.inference.predict import as_csv, head_of_rows, list_files
 from vigpipe.inference.results import Results
-from vigpipe.inference.samples import ImageSamples, NodeSamples, Samples
+from vigpipe.inference.samples import ImageSamples, NodeSamples, Samples, texts
 from vigpipe.launch.environment import Launch, threads_per_rank
 from vigpipe.launch.join import join
 from vigpipe.launch.local import start_local
@@ -54,8 +55,8 @@ def start_or_infer(
     device = join(config.device, gpu, launch, config.timeout, on_one_gpu=on_one_gpu(layout))
     if config.skip_bad_images:
         assert isinstance(samples, ImageSamples)
-        numbers = range(len(samples.images))
-        share, load = numbers[launch.rank :: layout.world_size], samples.images.load
+        numbers = range(len(samples.candidates))
+        share, load = numbers[launch.rank :: layout.world_size], samples.candidates.load
         bad = find_bad_images_together(load, numbers, share, layout.world_size)
         samples = samples.without(sorted(bad))
     for note in samples.notes if launch.rank == 0 else ():
@@ -160,8 +161,8 @@ def _shown(outputs: Iterator[Output], num_samples: int) -> Iterator[Output]:
 
 
 def _write_arrays(
-    path: Path, option: str, arrays: Mapping[str, np.ndarray], class_names: Sequence[str]
+    path: Path, option: str, arrays: Mapping[str, Any], class_names: Sequence[str]
 ) -> None:
     unwritable = told_if_unwritable(f"{option}{path}", "choose another name")
     with unwritable, replacing(path) as partial, open(partial, "wb") as file:
-        np.savez(file, allow_pickle=False, class_names=np.array(class_names), **arrays)
+        np.savez(file, **arrays, class_names=texts(class_names))

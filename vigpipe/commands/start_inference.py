@@ -71,13 +71,23 @@ def _check(config: InferenceConfig, images: Sequence[Path]) -> bool:
         others = () if is_graph else OF_GRAPHS
     advice = "is for the nodes of a graph; leave it out, or name the graph with --data"
     if is_graph:
-        others = OF_IMAGES if isinstance(config, PredictConfig) else (*OF_IMAGES, "test")
+        others = OF_IMAGES
         advice = "is for images, and the nodes of a graph are computed all at once; leave it out"
     for name, value in given(config, others, type(config)).items():
         raise InputError(f"{as_given(name, value)}: {advice}")
+    if isinstance(config, PredictConfig) and config.logits and config.logits == config.embeddings:
+        raise InputError(f"--embeddings {config.embeddings}: is --logits, too; name another file")
     for name in ("logits", "embeddings"):
         if (path := getattr(config, name, None)) is not None:
             check_new_file(path, f"{flag(name)} ", (".npz",), overwrite=None)
+    if isinstance(config, EvaluateConfig):
+        if is_graph and config.test:
+            raise InputError(
+                f"--test {config.test}: holds images out, and a graph has test nodes of its own; "
+                "leave it out"
+            )
+        if not is_graph and config.seed and not config.test:
+            raise InputError(f"--seed {config.seed}: is that of --test; name it, too, or neither")
     if isinstance(config, EvaluateConfig) and config.page is not None:
         check_new_file(
             config.page, "--page ", (".html", ".htm"), mark=MADE_BY_EVALUATE, overwrite=None

@@ -99,7 +99,8 @@ class TrainConfig:
         tf32: let GPUs round the factors of float32 matrix products and convolutions to 10 bits,
             which is faster.
         data: digits, cifar10, fake, or a folder with train/<class>/<image> and
-            test/<class>/<image>; or tar files, MNIST's files, a .npz file, or a folder of Hugging
+            test/<class>/<image>, perhaps val/<class>/<image>, or only <class>/<image>; a .csv file
+            of images and classes; or tar files, MNIST's files, a .npz file, or a folder of Hugging
             Face's save_to_disk or of parquet files. For graph models: a graph file (.npz), a folder
             of `vigpipe dataset prepare`, the name of a data set, such as Cora or Reddit, or
             sbm:NODES,CLASSES for a random graph.
@@ -553,8 +554,8 @@ def check_numbers(config: TrainConfig) -> None:
         share = getattr(config, name)
         if not 0 <= share < 1:  # NaN fails too
             raise InputError(
-                f"{flag(name)} {share}: must be a share of the training images, from 0 to less "
-                "than 1, such as 0.1"
+                f"{flag(name)} {share}: must be a share of the images of each class, from 0 to "
+                "less than 1, such as 0.1"
             )
     parse_compress(config.compress)
     parse_halo(config.halo)

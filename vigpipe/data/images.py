@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from PIL import Image, features
@@ -117,8 +117,9 @@ def _opened(content: bytes) -> Image.Image:
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """Decode an opened image to RGB, as `_in_rgb` does; its `info` says what the file was like."""
-    said = {name: image.info[name] for name in (ORIENTATION, KIND) if name in image.info}
-    said = said or {KIND: _kind_of(image)}
+    said: dict[str | tuple[int, int], Any] = {KIND: _kind_of(image)}
+    if ORIENTATION in image.info:  # it was decoded before
+        said = {name: image.info[name] for name in (ORIENTATION, KIND)}
     rgb = _in_rgb(image)
     if ORIENTATION not in said:
         said[ORIENTATION] = None

@@ -10,7 +10,8 @@ from PIL import Image
 Picture = np.ndarray | Image.Image  # (h, w, C) uint8, or of Pillow's mode L (C = 1) or RGB (C = 3)
 
 # What `info` of a decoded image says of its file: EXIF's orientation, and what its pixels are like.
-ORIENTATION, KIND = "vigpipe orientation", "vigpipe kind"
+# No file can have these keys: those of texts in it are texts, and those of IPTC not negative.
+ORIENTATION, KIND = (-1, 0), (-1, 1)
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,

@@ -44,8 +44,8 @@ class Source:
         train: the train images, without those of `validation`.
         test: the test images.
         bad_images: names of the unreadable images that were left out, train images first.
-        stored: the images that were not left out, as they are stored, those of `validation` among
-            the train images; None for images that do not come from `open_source`.
+        stored: the images that were not left out, as they are stored, those that were held out
+            among the train images; None for images that do not come from `open_source`.
         validation: train images that are held out of training; None if there are none.
     """
 
@@ -168,14 +168,15 @@ def open_source(
         for split, images in stored.splits.items()
         for index in sorted(index for of_split, index in bad_images if of_split == split)
     )
-    stored = with_test_images(stored.without(bad_images), test, seed, name)
+    stored = stored.without(bad_images)
     stored = replace(stored, notes=(*stored.notes, *_what_is_odd(stored, exif=exif)))
     if exif:
         stored = stored.upright()
     if size is None:
         size, example = _first_size(stored.train, skip_bad_images)
         stored = stored.of_one_size(size, example)
-    train, held_out = stored.train, stored.validation
+    divided = with_test_images(stored, test, seed, name)
+    train, held_out = divided.train, divided.validation
     if validation:
         if held_out is not None:
             raise InputError(
@@ -190,7 +191,7 @@ def open_source(
         stored.look.channels,
         size,
         Split(train, stored.look, preparation),
-        Split(stored.test, stored.look, unaugmented),
+        Split(divided.test, stored.look, unaugmented),
         bad_names,
         stored,
         None if held_out is None else Split(held_out, stored.look, unaugmented),
@@ -234,6 +235,10 @@ def with_test_images(stored: Stored, share: float, seed: int, name: str) -> Stor
         if share:
             raise InputError(f"--test {share}: {name} has test images of its own; leave it out")
         return stored
+    if not len(stored.train):
+        raise InputError(
+            f"{name}: has no train images, of which --test {share} could hold some out"
+        )
     if not share:
         raise InputError(
             f"{name}: has no test images; say which share of the images of each class is held out "

@@ -34,7 +34,7 @@ class Load(Protocol):
 
 @dataclass(frozen=True)
 class StoredImages:
-    """The train or the test images of a data set."""
+    """The images of a split of a data set."""
 
     labels: np.ndarray  # (n,) int64
     load: Load
@@ -126,7 +126,7 @@ class Stored:
         return replace(self, **kept)
 
 
-ImageId = tuple[str, int]  # the split, train or test, and the index in it
+ImageId = tuple[str, int]  # the split and the index in it
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ carries the command's mark, or over any regular file if the user said --overwrit
 have none of the names that the command writes into it. Nothing but regular files is ever replaced.
 """
 
+import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
@@ -53,6 +54,8 @@ def check_new_file(
         mode = _mode(path)
         if mode is None:
             path.parent.mkdir(parents=True, exist_ok=True)
+            if not os.access(path.parent, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             return
     _check_regular(path, mode, option)
     if overwrite or (mark and mark.encode() in read_bytes(path, MOST_MARKED_BYTES)):

@@ -85,9 +85,13 @@ class ModelDescription:
 
     def prepare(self, image: Image.Image) -> Tensor:
         """Prepare one image as in evaluation: (C, H, W) float32."""
-        image = in_channels(to_rgb(image), self.in_chans)
-        images = StoredImages(np.zeros(1, dtype=np.int64), InMemory([image], "the image"))
-        return self.split(upright(images) if self.exif else images).read([0])[0]
+        own_info = dict(image.info)
+        try:
+            rgb = in_channels(to_rgb(image), self.in_chans)
+            images = StoredImages(np.zeros(1, dtype=np.int64), InMemory([rgb], "the image"))
+            return self.split(upright(images) if self.exif else images).read([0])[0]
+        finally:
+            image.info = own_info  # which may be that of the same image
 
     def pixels(self, images: Tensor) -> np.ndarray:
         """Turn prepared images back into pixels: (B, C, H, W) -> (B, H, W, 3) uint8 RGB."""

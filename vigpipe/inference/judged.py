@@ -1,7 +1,7 @@
 """What a model makes of samples whose classes are known, one by one and class by class.
 
-The numbers by class are scikit-learn's (`precision_recall_fscore_support`, `confusion_matrix` and
-`roc_auc_score`), of the classes that some sample has, or is predicted to have.
+The numbers by class are scikit-learn's (`precision_recall_fscore_support` and `roc_auc_score`), of
+the classes that some sample has, or is predicted to have.
 """
 
 import math
@@ -49,9 +49,10 @@ class Judged:
 
     def confusion(self, classes: np.ndarray) -> np.ndarray:
         """Count samples by the class that they have, in rows, and that they are predicted to."""
-        from sklearn.metrics import confusion_matrix  # takes a second to import
-
-        return confusion_matrix(self.labels, self.predicted, labels=classes)
+        counts = np.zeros((len(classes), len(classes)), dtype=np.int64)
+        places = (np.searchsorted(classes, labels) for labels in (self.labels, self.predicted))
+        np.add.at(counts, tuple(places), 1)
+        return counts
 
 
 class ByClass(NamedTuple):
@@ -119,17 +120,21 @@ def _by_class(judged: Judged) -> ByClass:
     labels, predicted = judged.labels, judged.predicted
     if judged.has_several:
         classes = np.flatnonzero(labels.any(0) | predicted.any(0))
+        # With one column alone, scikit-learn would score those who lack the class as well.
+        labels, predicted = (np.pad(array, ((0, 0), (0, 1))) for array in (labels, predicted))
     else:
         classes = np.union1d(labels, predicted)
 
     def numbers(average: Any) -> dict[str, Any]:
+        if not len(classes):
+            return dict.fromkeys((*NAMES, "support"), np.zeros(0) if average is None else 0.0)
         *found, support = precision_recall_fscore_support(
             labels, predicted, labels=classes, average=average, zero_division=0
         )
         return dict(zip((*NAMES, "support"), (*found, support), strict=True))
 
     of_classes = numbers(None)
-    support = of_classes.pop("support")
+    support = of_classes.pop("support").astype(np.int64)
     kinds = ("micro", "macro", "weighted") if judged.has_several else ("macro", "weighted")
     averages = {kind: {n: float(numbers(kind)[n]) for n in NAMES} for kind in kinds}
     if judged.has_several:

@@ -1,6 +1,6 @@
 """Labelled images for a model of a weights file: its classes by name, its channels, its sizes."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -25,10 +25,16 @@ class Labelled(NamedTuple):
     images: StoredImages  # with the model's labels
     look: Look
     notes: tuple[str, ...]  # sentences that the user should read
+    candidates: StoredImages  # those that were chosen from, unreadable ones too
+    class_names: tuple[str, ...]  # by the model's label
 
 
-def labelled_images(config: EvaluateConfig, description: ModelDescription) -> Labelled:
+def labelled_images(
+    config: EvaluateConfig, description: ModelDescription, bad: Collection[int] = ()
+) -> Labelled:
     """Find the images of --data and --split, with the labels that the model gives their classes.
+
+    Those of the `candidates` that are `bad` are left out, before --test draws.
 
     Raises:
         InputError: the data cannot be read, or have classes or channels that the model has not.
@@ -39,36 +45,42 @@ def labelled_images(config: EvaluateConfig, description: ModelDescription) -> La
     notes = [*stored.notes]
     if description.exif:
         stored = stored.upright()
-    if config.test:
-        stored = with_test_images(stored, config.test, config.seed, name)
-    images = stored.splits.get(config.split)
+    candidates = stored.splits.get(config.split)
     if config.split == "test" and not len(stored.test):
-        images = stored.train
-        notes.append(
-            f"{name} has no test images: all are scored; --test and --seed of a run score those "
-            "that it held out"
-        )
-    if images is None or not len(images):
+        candidates = stored.train
+    if candidates is None or not len(candidates):
         raise InputError(
             f"--split {config.split}: {name} has no such images; choose one of "
             f"{', '.join(split for split, of in stored.splits.items() if len(of))}"
         )
-    labels, note = _labels_of(stored.class_names, description, config)
+    images = candidates.take(np.setdiff1d(np.arange(len(candidates)), [*bad]))
+    if config.test:
+        train = images if candidates is stored.train else stored.train
+        divided = with_test_images(replace(stored, train=train), config.test, config.seed, name)
+        images = divided.splits[config.split]
+    elif candidates is stored.train and config.split == "test":
+        notes.append(
+            f"{name} has no test images: all are scored; --test and --seed of a run score those "
+            "that it held out"
+        )
+    labels, note, names = _labels_of(stored.class_names, description, config)
     load = _of_channels(images.load, stored.look, description, config)
     images = StoredImages(labels[images.labels], load)
     notes += note
-    names = description.names()
     absent = np.setdiff1d(np.arange(len(names)), images.labels)
     if len(absent):
         notes.append(f"without images: {counted([names[i] for i in absent], 'class', 'classes')}")
     look = replace(stored.look, channels=description.in_chans)
-    return Labelled(name, images, look, tuple(notes))
+    return Labelled(name, images, look, tuple(notes), candidates, names)
 
 
 def _labels_of(
     ours: Sequence[str], description: ModelDescription, config: EvaluateConfig
-) -> tuple[np.ndarray, list[str]]:
-    """Return the model's label of each class of the data, by its name if it can be, and notes."""
+) -> tuple[np.ndarray, list[str], tuple[str, ...]]:
+    """Return the model's label of each class of the data, by its name if it can be, and notes.
+
+    The names of the model's classes come last: the data's if the file has none.
+    """
     theirs, data = description.class_names, f"--data {config.data}"
     if not theirs and description.num_classes == NUM_IMAGENET_CLASSES:
         from timm.data.imagenet_info import ImageNetInfo
@@ -77,7 +89,7 @@ def _labels_of(
     label_of = {name: label for label, name in enumerate(theirs)}
     unknown = [name for name in ours if name not in label_of]
     if not unknown:
-        return np.array([label_of[name] for name in ours]), []
+        return np.array([label_of[name] for name in ours]), [], description.names()
     if theirs and not are_numbers(theirs) and not are_numbers(ours):
         raise InputError(
             f"{data}: has {counted(unknown, 'class', 'classes')}, which the model in "
@@ -89,9 +101,10 @@ def _labels_of(
             f"{data}: has {plural(len(ours), 'class')}, and the model in {config.weights} "
             f"{description.num_classes}; one of the two does not name them, so give data of as many"
         )
+    names = description.names() if are_numbers(ours) else tuple(ours)
     nameless, taken = (data, theirs) if are_numbers(ours) else (config.weights, ours)
     note = f"{nameless} does not name its classes: they are taken to be {first_few(taken)}"
-    return np.arange(len(ours)), [note]
+    return np.arange(len(ours)), [note], names
 
 
 def _of_channels(

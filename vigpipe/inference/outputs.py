@@ -154,14 +154,5 @@ def _padded(taken: list[Tensor], sizes: Sequence[int], microbatch_size: int) -> 
     return rows.flatten(0, 1)
 
 
-def _padded(taken: list[Tensor], sizes: Sequence[int], microbatch_size: int) -> Tensor:
-    """Put the rows of micro-batches where their logits are, (M * b, d); empty ones were not run."""
-    rows = taken[0].new_zeros(len(sizes), microbatch_size, taken[0].shape[1])
-    not_empty = [index for index, size in enumerate(sizes) if size]
-    for index, of_microbatch in zip(not_empty, taken, strict=True):
-        rows[index, : sizes[index]] = of_microbatch
-    return rows.flatten(0, 1)
-
-
 def _at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -35,6 +35,7 @@ from vigpipe.run.initial_weights import names_of_classes
 from vigpipe.run.rank import RankState
 
 _AT_ONCE = 1 << 16  # nodes whose probabilities are computed together
+_MOST_BYTES = 1 << 31  # of an array of names
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +51,8 @@ class ImageSamples:
     images: StoredImages
     look: Look
     has_labels: bool
+    candidates: StoredImages  # those that were chosen from, unreadable ones too
+    class_names: tuple[str, ...]  # of the model, by label
     own_notes: tuple[str, ...] = ()
 
     @classmethod
@@ -63,24 +66,24 @@ class ImageSamples:
         if is_known:
             images = replace(images, labels=np.array(labels))
         look = Look(description.in_chans)
-        return cls(config, description, "the images", images, look, is_known)
+        names = description.names()
+        return cls(config, description, "the images", images, look, is_known, images, names)
 
     @classmethod
-    def labelled(cls, config: EvaluateConfig) -> Self:
-        """Take the labelled images of --data and --split."""
+    def labelled(cls, config: EvaluateConfig, bad: Sequence[int] = ()) -> Self:
+        """Take the labelled images of --data and --split; candidates that are bad are left out."""
         description = read_description(config.weights, config.model, config.image_size)
-        found = labelled_images(config, description)
+        found = labelled_images(config, description, bad)
         notes = tuple(f"note: {note}" for note in found.notes)
-        return cls(config, description, found.name, found.images, found.look, True, notes)
+        return cls(
+            *(config, description, found.name, found.images, found.look, True),
+            *(found.candidates, found.class_names, notes),
+        )
 
     @cached_property
     def run(self) -> Run:
         """A run whose test samples are these."""
         return prepare_images(self.config, self.description, self.images, self.look)
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.description.names()
 
     @property
     def labels(self) -> np.ndarray:
@@ -102,13 +105,16 @@ class ImageSamples:
         return (*self.own_notes, *(f"note: {note}" for note in self.run.notes))
 
     def without(self, bad: Sequence[int]) -> Self:
-        """Leave out some images, and say so; `bad` ascend."""
+        """Leave out some of the candidates, and say so; their numbers ascend."""
         if not bad:
             return self
-        left_out = unreadable([self.name_of(index) for index in bad])
-        kept = np.setdiff1d(np.arange(len(self.images)), bad)
-        images = self.images.take(kept)
-        return replace(self, images=images, own_notes=(left_out, *self.own_notes))
+        left_out = unreadable([self.candidates.load.name_of(index) for index in bad])
+        if isinstance(self.config, EvaluateConfig):
+            others = self.labelled(self.config, bad)
+        else:
+            kept = np.setdiff1d(np.arange(len(self.images)), bad)
+            others = replace(self, images=self.images.take(kept))
+        return replace(others, own_notes=(left_out, *others.own_notes))
 
     def name_of(self, index: int) -> str:
         return self.images.load.name_of(index)
@@ -128,7 +134,7 @@ class ImageSamples:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return what says what the rows of an array are of, by name."""
-        return {"images": np.array([self.name_of(i) for i in range(len(self.images))])}
+        return {"images": texts([self.name_of(i) for i in range(len(self.images))])}
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,8 +221,19 @@ class NodeSamples:
     def arrays(self) -> dict[str, np.ndarray]:
         named = {}
         if (names := self.graph.node_names) is not None:
-            named = {"names": np.array([names[node] for node in self.nodes])}
+            named = {"names": texts([names[node] for node in self.nodes])}
         return {"nodes": self.graph.numbers_of(self.nodes), **named}
 
 
 Samples = ImageSamples | NodeSamples
+
+
+def texts(names: Sequence[str]) -> np.ndarray:
+    """Make an array of texts, all of which take the room of the longest."""
+    num_bytes = 4 * len(names) * max(map(len, names), default=0)
+    if num_bytes > _MOST_BYTES:
+        raise InputError(
+            f"the names of {len(names)} samples take {num_bytes} bytes in a .npz file, expected at "
+            f"most {_MOST_BYTES}; give them shorter names, or predict them in parts"
+        )
+    return np.array(names)

@@ -1,5 +1,6 @@
 """What an evaluation says of a model."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -148,7 +149,7 @@ def as_text(name: str, value: float) -> str:
     """Describe one number of a score."""
     if name == "loss":
         return f"loss {value:.4f}"
-    return f"{name_of(name)} {value:.2%}"
+    return f"{name_of(name)} {'–' if math.isnan(value) else f'{value:.2%}'}"
 
 
 def _ema(average: Score | None) -> dict[str, Any]:

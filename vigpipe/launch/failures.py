@@ -287,9 +287,6 @@ def _report(
         rows = "".join(traceback.format_exception(error)).splitlines()
         text = "".join(f"{escaped(row, most=1000)}\n" for row in rows)
         text += line(f"rank {launch.rank}: {message}") if launch.world_size > 1 else ""
-    # Launchers end the peers of a lost rank with SIGTERM, which must not disturb this.
-    with handled_signals((signal.SIGTERM,), signal.SIG_IGN):
-        _record(launch, folders, code=code, kind=kind, message=message)
 
     def is_explained_by(other: dict[str, Any]) -> bool:
         if kind == "lost peer":
@@ -298,14 +295,18 @@ def _report(
         same = other["message"] == message or (not has_met and other["code"] == code == WRONG_INPUT)
         return other["rank"] < launch.rank and same
 
-    may_be_explained = kind == "lost peer" or (is_common and launch.rank > 0)
-    if kind == "lost peer" and launch.launcher == "local":
-        return code  # start_local sees which rank was killed or is frozen, and prints that
-    if may_be_explained and _appears(is_explained_by, launch, folders, began):
-        return code
-    if isinstance(error, InputError) and not has_met:
-        text = _wrong_input(error, message, launch)
-    sys.stderr.write(text)  # one call, so that ranks do not mix their lines
+    # Launchers end the peers of a lost rank with SIGTERM, which must not disturb this.
+    with handled_signals((signal.SIGTERM,), signal.SIG_IGN):
+        _record(launch, folders, code=code, kind=kind, message=message)
+        may_be_explained = kind == "lost peer" or (is_common and launch.rank > 0)
+        if kind == "lost peer" and launch.launcher == "local":
+            return code  # start_local sees which rank was killed or is frozen, and prints that
+        if may_be_explained and _appears(is_explained_by, launch, folders, began):
+            return code
+        if isinstance(error, InputError) and not has_met:
+            text = _wrong_input(error, message, launch)
+        sys.stderr.write(text)  # one call, so that ranks do not mix their lines
+        sys.stderr.flush()
     return code
 
 

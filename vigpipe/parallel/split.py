@@ -31,8 +31,16 @@ class Cuttable(Protocol):
     num_classes: int
     span: tuple[int, int]  # number of its first block, and of the block after its last
     recompute: bool  # whether to compute activations again in the backward instead of keeping them
-    is_leading: bool  # whether neither it nor what comes before is trained
-    follows_leading: bool  # whether nothing that comes before is trained
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether neither it nor what comes before is trained."""
+        ...
+
+    @property
+    def follows_leading(self) -> bool:
+        """Whether nothing that comes before is trained."""
+        ...
 
     def boundary_shape(self, block: int) -> tuple[int, ...]:
         """Return the shape of what one sample passes to a block, without the batch dimension."""

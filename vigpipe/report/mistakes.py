@@ -13,6 +13,7 @@ from vigpipe.config.verbs import MADE_BY_EVALUATE
 from vigpipe.files.atomic import write_atomically
 from vigpipe.files.outputs import told_if_unwritable
 from vigpipe.inference.results import Results
+from vigpipe.messages import one_line
 from vigpipe.report.markup import escape, paragraph, table
 from vigpipe.report.style import document
 
@@ -38,13 +39,13 @@ def write_mistakes(
 ) -> None:
     """Write the page; `picture_of` reads an image by its number, and is None for nodes."""
     body = "\n".join([_STYLE, *_numbers(results), *_worst(results, name_of, picture_of)])
-    title = f"vigpipe evaluate: {results.data}"
+    title = f"vigpipe evaluate: {one_line(results.data)}"
     with told_if_unwritable(f"--page {out}", "choose another file"):
         write_atomically(out, document(MADE_BY_EVALUATE, title, body))
 
 
 def _numbers(results: Results) -> Iterator[str]:
-    yield paragraph(f"{results.title}: {results.summary}.")
+    yield paragraph(f"{one_line(results.title)}: {results.summary}.")
     yield "<h2>By class</h2>"
     yield table(*results.class_table())
     if results.judged.has_several:
@@ -96,13 +97,13 @@ def _worst(
     which = "worst first" if len(worst) == len(wrong) else f"the worst {len(worst)} of them"
     yield paragraph(f"{len(wrong):,} of {len(judged.labels):,} {results.unit} are wrong; {which}:")
     if picture_of is None:
-        rows = [[name_of(i), *_facts(results, i)] for i in worst]
+        rows = [[one_line(name_of(i)), *_facts(results, i)] for i in worst]
         yield table(["", "is", "predicted", "loss"], rows, num_names=3)
         return
     yield '<div class="mistakes">'
     for i in worst:
         actual, predicted, _ = _facts(results, i)
-        yield _figure(picture_of(i), f"{predicted}, is {actual}", name_of(i))
+        yield _figure(picture_of(i), f"{predicted}, is {actual}", one_line(name_of(i)))
     yield "</div>"
 
 

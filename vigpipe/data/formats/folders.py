@@ -18,7 +18,7 @@ from PIL import Image
 
 from vigpipe.data.formats import ground_truth
 from vigpipe.data.images import EXTENSIONS, in_channels, is_image, read_image
-from vigpipe.data.left_out import suffix_of, told
+from vigpipe.data.left_out import not_read, suffix_of, told
 from vigpipe.data.stored import Stored, StoredImages
 from vigpipe.data.texts import Texts, pack
 from vigpipe.errors import InputError
@@ -26,7 +26,9 @@ from vigpipe.files.names import escaped, first_few, is_plain
 from vigpipe.messages import plural
 
 _STATS_AT_ONCE, _FILES_AT_ONCE = 16, 4096
-_VALIDATION = ("val", "validation")
+_SPLITS = {"train": "train", "test": "test"} | dict.fromkeys(
+    ("val", "valid", "validation"), "validation"
+)
 
 
 def read(root: Path) -> Stored:
@@ -41,7 +43,8 @@ def read(root: Path) -> Stored:
             classes[split] = list_classes(folder, others)
         unknown = [name for name in classes[split] if known and name not in known]
         if unknown:
-            _check_depth(folder, unknown[0], known)
+            if not _is_flat(folder):
+                _check_depth(folder, unknown[0], known)
             raise InputError(
                 f"{folder / unknown[0]}: {folders['train']} has no class {unknown[0]!r}; the "
                 f"{split} classes are among the train classes ({len(unknown)} of "
@@ -56,7 +59,11 @@ def read(root: Path) -> Stored:
         names,
         images.get("train", nothing),
         images.get("test", nothing),
-        notes=(*_in_no_class(folders.values()), *told(others)),
+        notes=(
+            *_beside(root, folders.values()),
+            *_in_no_class(folders.values()),
+            *told(others),
+        ),
         validation=images.get("validation"),
     )
 
@@ -102,16 +109,33 @@ class Files:
 
 def split_folders(root: Path) -> dict[str, Path]:
     """Find the folder of images of each split; without any, the root is that of train images."""
-    there = {n: root / n for n in ("train", "test", *_VALIDATION) if os.path.isdir(root / n)}
-    validations = [there.pop(name) for name in _VALIDATION if name in there]
-    if len(validations) > 1:
-        raise InputError(
-            f"{root}: has {' and '.join(folder.name + '/' for folder in validations)}, expected "
-            "one folder of validation images; move one away"
-        )
-    if validations:
-        there["validation" if "test" in there else "test"] = validations[0]
+    there: dict[str, Path] = {}
+    for entry in _entries(root):
+        split = _SPLITS.get(entry.name.lower())
+        if split is None or not (_is_folder(entry) or entry.is_symlink()):
+            continue
+        if not os.path.exists(entry):
+            raise InputError(f"{entry.path}: is a link that leads nowhere; mend or remove it")
+        if split in there:
+            raise InputError(
+                f"{root}: has {there[split].name}/ and {entry.name}/, expected one folder of "
+                f"{split} images; move one away"
+            )
+        there[split] = root / entry.name
+    if "validation" in there and "test" not in there:
+        there["test"] = there.pop("validation")
+    there = {split: there[split] for split in ("train", "test", "validation") if split in there}
     return there or {"train": root}
+
+
+def _beside(root: Path, folders: Collection[Path]) -> tuple[str, ...]:
+    """Tell of the folders beside those of the splits, which are not read."""
+    names = [entry.name for entry in _entries(root) if _is_folder(entry)]
+    return (
+        ()
+        if root in folders
+        else not_read(str(root), [n for n in names if root / n not in folders])
+    )
 
 
 def _is_flat(folder: Path) -> bool:

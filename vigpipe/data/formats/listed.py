@@ -27,27 +27,36 @@ _SPLITS = {"train": "train", "test": "test"} | dict.fromkeys(
 
 
 def holds(path: Path) -> bool:
-    """Whether the name is that of a table."""
-    return path.suffix.lower() in (".csv", ".tsv")
+    """Whether this is no folder, and has the name of a table."""
+    return path.suffix.lower() in (".csv", ".tsv") and not os.path.isdir(path)
 
 
 def read(path: Path) -> Stored:
     """Read the table; paths are relative to its folder, and without splits all is for training."""
     text = read_text(path, _MOST_BYTES).removeprefix("\ufeff")
     reader = csv.reader(io.StringIO(text), delimiter=_delimiter(text, path))
-    paths, labels, splits = [], [], []
+    paths: dict[str, None] = {}
+    labels: list[str] = []
+    splits: list[str] = []
     try:
         for image, label, split in _rows(reader, path):
-            paths.append(os.path.join(path.parent, image))
+            place = str(Path(path.parent, image))
+            if place in paths:  # perhaps of training and test at once
+                raise InputError(
+                    f"{path}: line {reader.line_num}: {escaped(image, 60)} is there twice; name "
+                    "each image once"
+                )
+            paths[place] = None
             labels.append(label)
             splits.append(split)
     except csv.Error as error:
         raise InputError(f"{path}: line {reader.line_num}: {error}; mend it") from error
     if not paths:
         raise InputError(f"{path}: names no image; add a line for each")
-    if not os.path.exists(paths[0]):
+    first = next(iter(paths))
+    if not os.path.exists(first):
         raise InputError(
-            f"{paths[0]}: is the first image of {path}, and is not there; paths are relative to "
+            f"{first}: is the first image of {path}, and is not there; paths are relative to "
             "the folder of the table"
         )
     names = sorted({*labels}, key=_in_order)
@@ -106,4 +115,5 @@ def _place(head: Sequence[str], what: str, path: Path) -> int | None:
 
 def _in_order(name: str) -> tuple[bool, int, str]:
     """Sort numbers as such, and before other texts."""
-    return (False, int(name), "") if name.isdecimal() and len(name) < 10 else (True, 0, name)
+    is_number = name.isascii() and name.isdecimal() and len(name) < 10
+    return not is_number, int(name) if is_number else 0, name
