@@ -221,7 +221,7 @@ def test_a_reader_without_network_sees_tables_and_charts(browser, tmp_path):
     # Steps of the second run take seconds, which makes wide tables.
     runs = [write_run(tmp_path / "timed", model=HOSTILE), write_run(tmp_path / "b", slow=300)]
     write_report(runs, tmp_path / "report.html")
-    seen = seen_in_browser(tmp_path / "report.html", add=COUNT_WIDE, width=1400, height=5500)
+    seen = seen_in_browser(tmp_path / "report.html", add=COUNT_WIDE, width=1400, height=6500)
     assert seen.console == []
     assert 'data-wide="0"' in seen.dom, "something scrolls sideways"
     assert seen.requests == []
@@ -232,7 +232,7 @@ def test_a_reader_without_network_sees_tables_and_charts(browser, tmp_path):
         assert re.search(r'<g class="trace (bars|scatter)', chart), name
     assert len(re.findall(r'<g class="point"', seen.dom)) > 100
     assert seen.dom.count("<table") >= 9
-    assert seen.pixels.shape == (5500, 1400, 3)
+    assert seen.pixels.shape == (6500, 1400, 3)
     colours = np.unique(seen.pixels.reshape(-1, 3)[::7], axis=0)
     assert len(colours) > 100
     for kind in ("forward", "backward", "wait gradient", "all-reduce", "optimizer"):

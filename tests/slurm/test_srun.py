@@ -119,7 +119,9 @@ def test_the_batch_script_starts_four_ranks(slurm, tmp_path):
     listed = ["squeue", "--noheader", f"--jobs={job}", "--states=PD,R,CG", "--format=%T"]
     # sbatch --wait looks at long intervals.
     wait_until(lambda: not run_command(listed, env).stdout.strip(), "the job has ended")
-    assert log.read_text() == ""
+    started, ended = log.read_text().splitlines()
+    assert f": job {job}, start 1, on " in started
+    assert ended.endswith(": exit code 0")
     ranks = read_ranks(tmp_path)
     assert {r["launcher"] for r in ranks} == {"srun"}
     assert {r["threads"] for r in ranks} == {4}  # --cpus-per-task

@@ -157,6 +157,7 @@ RECIPES: dict[choices.Recipe, dict[str, Any]] = {
         "ema": 0.995,
         "ema_images": 100,
     },
+    # The fine-tuning of ViT-L in the code of He et al. 2022 (arXiv:2111.06377), without mixing.
     "finetune": {
         **_OF_ALL,
         "lr": 5e-4,

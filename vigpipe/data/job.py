@@ -206,10 +206,10 @@ class ImageJob:
 
     @cached_property
     def _class_weights(self) -> Tensor | None:
-        option, labels = self.config.class_weights, self.source.train.labels
+        option = self.config.class_weights
         if option is None:
             return None
-        counts = np.bincount(labels, minlength=self.source.num_classes)
+        counts = np.bincount(self.source.train.labels, minlength=self.source.num_classes)
         return class_weights(option, self.class_names, counts)
 
     def feed(self, needs: Needs) -> ImageFeed:
