@@ -75,11 +75,13 @@ def _check(config: InferenceConfig, images: Sequence[Path]) -> bool:
         advice = "is for images, and the nodes of a graph are computed all at once; leave it out"
     for name, value in given(config, others, type(config)).items():
         raise InputError(f"{as_given(name, value)}: {advice}")
-    if isinstance(config, PredictConfig) and config.logits and config.logits == config.embeddings:
-        raise InputError(f"--embeddings {config.embeddings}: is --logits, too; name another file")
-    for name in ("logits", "embeddings"):
-        if (path := getattr(config, name, None)) is not None:
-            check_new_file(path, f"{flag(name)} ", (".npz",), overwrite=None)
+    if isinstance(config, PredictConfig):
+        if config.logits and config.logits == config.embeddings:
+            path = config.embeddings
+            raise InputError(f"--embeddings {path}: is --logits, too; name another file")
+        for name in ("logits", "embeddings"):
+            if (path := getattr(config, name)) is not None:
+                check_new_file(path, f"{flag(name)} ", (".npz",), overwrite=None)
     if isinstance(config, EvaluateConfig):
         if is_graph and config.test:
             raise InputError(
@@ -88,10 +90,9 @@ def _check(config: InferenceConfig, images: Sequence[Path]) -> bool:
             )
         if not is_graph and config.seed and not config.test:
             raise InputError(f"--seed {config.seed}: is that of --test; name it, too, or neither")
-    if isinstance(config, EvaluateConfig) and config.page is not None:
-        check_new_file(
-            config.page, "--page ", (".html", ".htm"), mark=MADE_BY_EVALUATE, overwrite=None
-        )
+        if config.page is not None:
+            endings = (".html", ".htm")
+            check_new_file(config.page, "--page ", endings, mark=MADE_BY_EVALUATE, overwrite=None)
     checked = {name: getattr(config, name) for name in _CHECKED}
     check_numbers(TrainConfig(**checked, test=getattr(config, "test", 0.0)))
     if isinstance(config.stages, int):  # otherwise a plan says how many

@@ -15,6 +15,11 @@ from vigpipe.parallel.batch import NO_LABEL, ReplicaBatch
 NUM_TOP = 5  # classes, one of which is to be right
 
 
+def tells_top5(num_classes: int) -> bool:
+    """Whether being among the five likeliest of so many classes means something."""
+    return num_classes > NUM_TOP
+
+
 @dataclass(frozen=True)
 class ImageScore(Score):
     """The score of a model on the images of a split."""
@@ -51,6 +56,6 @@ class ImageTally:
 
     def scores(self, sums: list[float]) -> dict[str, ImageScore]:
         loss, top1, top5, images = sums
-        untold = () if self._num_classes > NUM_TOP else ("top5",)
+        untold = () if tells_top5(self._num_classes) else ("top5",)
         score = ImageScore(loss / images, top1 / images, top5 / images, int(images), untold)
         return {self._split: score}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from vigpipe.data.score import NUM_TOP
+from vigpipe.data.score import tells_top5
 from vigpipe.inference.judged import Judged
 from vigpipe.inference.predict import as_csv
 from vigpipe.job.score import as_text, name_of
@@ -39,18 +39,13 @@ class Results:
         share = float((judged.predicted == judged.labels).mean())
         loss = {"loss": float(judged.losses.mean())}
         if self.unit == "images":
-            near = {"top5": float(judged.is_near.mean())} if self.has_top5 else {}
-            return {**loss, "top1": share, **near}
+            near = {"top5": float(judged.is_near.mean())}
+            return {**loss, "top1": share, **(near if tells_top5(len(self.class_names)) else {})}
         macro = averages["macro"]
         numbers = {**loss, "accuracy": share, "macro_f1": macro["f1"]}
         if judged.has_several:
             numbers |= {"micro_f1": averages["micro"]["f1"], "roc_auc": macro["roc_auc"]}
         return numbers
-
-    @property
-    def has_top5(self) -> bool:
-        """Whether there are so many classes that being among the five likeliest means something."""
-        return len(self.class_names) > NUM_TOP
 
     @property
     def title(self) -> str:

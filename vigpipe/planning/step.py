@@ -148,8 +148,9 @@ def stage_costs(
     size_index = [distinct_sizes.index(n) for n in sizes]
     transfers = [boundary_seconds(profile, blocks[-1], sizes[0]) for blocks in stages[:-1]]
     # A stage that begins where nothing before it is trained sends no gradients back.
+    num_leading = profile.num_leading
     back = [
-        0.0 if blocks[-1] < profile.num_leading else seconds
+        0.0 if blocks[-1] < num_leading else seconds
         for blocks, seconds in zip(stages[:-1], transfers, strict=True)
     ]
     weights = [sum(piece.num_trained_bytes for piece in s) for s in pieces]

@@ -26,24 +26,25 @@ from vigpipe.files.names import escaped, first_few, is_plain
 from vigpipe.messages import plural
 
 _STATS_AT_ONCE, _FILES_AT_ONCE = 16, 4096
-_SPLITS = {"train": "train", "test": "test"} | dict.fromkeys(
+SPLIT_OF = {"train": "train", "test": "test"} | dict.fromkeys(
     ("val", "valid", "validation"), "validation"
-)
+)  # by what a folder, or a cell of a table, may be called
 
 
 def read(root: Path) -> Stored:
     """Find the image files; the classes are those of the train images, or else of all."""
     folders, others = split_folders(root), Counter[str]()
     classes: dict[str, dict[str, list[Path]]] = {}
+    flat = {split for split in folders if split != "train" and _is_flat(folders[split])}
     for split, folder in folders.items():
         known = [*classes.get("train", ())]
-        if split != "train" and _is_flat(folder):
+        if split in flat:
             classes[split] = ground_truth.read(root, folder, known)
         else:
             classes[split] = list_classes(folder, others)
         unknown = [name for name in classes[split] if known and name not in known]
         if unknown:
-            if not _is_flat(folder):
+            if split not in flat:
                 _check_depth(folder, unknown[0], known)
             raise InputError(
                 f"{folder / unknown[0]}: {folders['train']} has no class {unknown[0]!r}; the "
@@ -61,7 +62,7 @@ def read(root: Path) -> Stored:
         images.get("test", nothing),
         notes=(
             *_beside(root, folders.values()),
-            *_in_no_class(folders.values()),
+            *_in_no_class(folders[split] for split in folders if split not in flat),
             *told(others),
         ),
         validation=images.get("validation"),
@@ -111,7 +112,7 @@ def split_folders(root: Path) -> dict[str, Path]:
     """Find the folder of images of each split; without any, the root is that of train images."""
     there: dict[str, Path] = {}
     for entry in _entries(root):
-        split = _SPLITS.get(entry.name.lower())
+        split = SPLIT_OF.get(entry.name.lower())
         if split is None or not (_is_folder(entry) or entry.is_symlink()):
             continue
         if not os.path.exists(entry):
@@ -147,7 +148,7 @@ def _is_flat(folder: Path) -> bool:
 def _in_no_class(folders: Iterable[Path]) -> Iterator[str]:
     """Count the images that lie beside the class folders."""
     for folder in folders:
-        num = 0 if _is_flat(folder) else sum(map(_is_image, _entries(folder)))
+        num = sum(map(_is_image, _entries(folder)))
         if num:
             yield f"{folder}: images in no class folder are left out ({num:,})"
 

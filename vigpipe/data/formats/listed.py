@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vigpipe.data.formats.folders import Files
+from vigpipe.data.formats.folders import SPLIT_OF, Files
 from vigpipe.data.stored import Stored, StoredImages
 from vigpipe.data.texts import pack
 from vigpipe.errors import InputError
@@ -21,9 +21,6 @@ _COLUMNS = {  # what the head may call each column
     "label": ("label", "class", "class_name", "category"),
     "split": ("split", "set", "subset"),
 }
-_SPLITS = {"train": "train", "test": "test"} | dict.fromkeys(
-    ("val", "valid", "validation"), "validation"
-)
 
 
 def holds(path: Path) -> bool:
@@ -65,7 +62,7 @@ def read(path: Path) -> Stored:
     numbers = np.array([label_of[label] for label in labels], dtype=np.int64)
     images = StoredImages(numbers, Files(pack(paths), root=str(path.parent)))
     split_of = np.array(splits)
-    parts = {name: images.take(np.flatnonzero(split_of == name)) for name in {*_SPLITS.values()}}
+    parts = {name: images.take(np.flatnonzero(split_of == name)) for name in {*SPLIT_OF.values()}}
     validation = parts["validation"] if len(parts["validation"]) else None
     return Stored((*names,), parts["train"], parts["test"], validation=validation)
 
@@ -95,11 +92,11 @@ def _rows(reader: Iterator[list[str]], path: Path) -> Iterator[tuple[str, str, s
         )
         if not image or not label:
             raise InputError(f"{where}: has no image or no class; fill in both, or remove the line")
-        if split.lower() not in _SPLITS:
+        if split.lower() not in SPLIT_OF:
             raise InputError(
-                f"{where}: is of the split '{escaped(split, 40)}', expected {', '.join(_SPLITS)}"
+                f"{where}: is of the split '{escaped(split, 40)}', expected {', '.join(SPLIT_OF)}"
             )
-        yield image, label, _SPLITS[split.lower()]
+        yield image, label, SPLIT_OF[split.lower()]
 
 
 def _place(head: Sequence[str], what: str, path: Path) -> int | None:
