@@ -60,7 +60,7 @@ RUN = {
     "vigpipe evaluate --weights runs/first/model.safetensors --data pictures "
     "--page mistakes.html": "--threads 1",
     "vigpipe predict --weights runs/first/model.safetensors cat.jpg": "--threads 1",
-    "vigpipe graph --weights runs/first/model.safetensors --image cat.jpg --out graph.png": "",
+    "vigpipe explain --weights runs/first/model.safetensors --image cat.jpg": "",
     "vigpipe checkpoint list runs/a": "",
     "vigpipe checkpoint verify runs/a": "",
     "vigpipe checkpoint export runs/a weights.safetensors": "",

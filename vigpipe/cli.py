@@ -16,6 +16,7 @@ from vigpipe.config.options import TrainConfig, check_numbers, check_timed_steps
 from vigpipe.config.verbs import (
     MADE_BY_GRAPH,
     EvaluateConfig,
+    ExplainConfig,
     GraphConfig,
     PlanConfig,
     PredictConfig,
@@ -169,6 +170,16 @@ def make_app(arguments: list[str]) -> App:
         from vigpipe.commands.start_inference import run_inference
 
         return run_inference(config, arguments)
+
+    @app.command(name="explain")
+    def explain_(*, config: Options[ExplainConfig]) -> None:
+        """Tell which nodes and edges a prediction rests on, for an image or a node of a graph."""
+        from vigpipe.commands.start_inference import check_explained
+
+        check_explained(config)
+        from vigpipe.commands.explain import explain  # imports torch
+
+        explain(config)
 
     @app.command
     def completion(shell: Shell, /) -> None:

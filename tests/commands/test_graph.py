@@ -81,7 +81,7 @@ def test_many_blocks_take_several_rows():
     line = ["graph", "--model", "pvig_cifar_ti", "--image", "a.png", "--image-size", "32x64"]
     assert main([*line, "--block", "0,1,3,4,6"]) == 0
     height, width, _ = pixels_of("graph.png").shape
-    assert width == 4 * 540 + 5 * 15
+    assert width == 3 * 540 + 4 * 15
     assert height == pytest.approx(112.5 + 2 * (270 + 67.5) + 15, abs=1)
 
 

@@ -34,7 +34,7 @@ def draw_graph(config: GraphConfig) -> None:
         load_weights(model, config.weights)
     pixel = parse_node(config.node, description.image_size)
     blocks = parse_blocks(config.block, [spec.rule is not None for spec in model.specs])
-    images = description.split(description.files([config.image])).read([0])
+    images = description.read_file(config.image)
     with torch.no_grad():
         _, graphs = model.eval()(images, return_graph=True)
     panels = [panel(i, graphs[i], model.specs[i], pixel, description.image_size) for i in blocks]

@@ -2,9 +2,8 @@
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,13 +12,12 @@ from PIL import Image
 from vigpipe.config.verbs import EvaluateConfig, InferenceConfig, PredictConfig
 from vigpipe.data.picture import to_pil
 from vigpipe.errors import DONE, InputError
-from vigpipe.files.atomic import replacing
-from vigpipe.files.outputs import told_if_unwritable
+from vigpipe.inference.arrays import write_arrays
 from vigpipe.inference.judged import Judge
 from vigpipe.inference.outputs import Output
 from vigpipe.inference.predict import as_csv, head_of_rows, list_files
 from vigpipe.inference.results import Results
-from vigpipe.inference.samples import ImageSamples, NodeSamples, Samples, texts
+from vigpipe.inference.samples import ImageSamples, NodeSamples, Samples
 from vigpipe.launch.environment import Launch, threads_per_rank
 from vigpipe.launch.join import join
 from vigpipe.launch.local import start_local
@@ -105,7 +103,7 @@ def _predict(config: PredictConfig, samples: Samples, rank_state: RankState) -> 
     for name, parts in kept.items():
         if parts:
             arrays = {name: torch.cat(parts).numpy(), **samples.arrays()}
-            _write_arrays(getattr(config, name), f"--{name} ", arrays, samples.class_names)
+            write_arrays(getattr(config, name), f"--{name} ", arrays, samples.class_names)
     sys.stdout.flush()
     if samples.is_known.any():
         results = _results(config, samples, "all", judge)
@@ -158,11 +156,3 @@ def _shown(outputs: Iterator[Output], num_samples: int) -> Iterator[Output]:
         for output in outputs:
             yield output
             progress.advance(task, len(output.logits))
-
-
-def _write_arrays(
-    path: Path, option: str, arrays: Mapping[str, Any], class_names: Sequence[str]
-) -> None:
-    unwritable = told_if_unwritable(f"{option}{path}", "choose another name")
-    with unwritable, replacing(path) as partial, open(partial, "wb") as file:
-        np.savez(file, **arrays, class_names=texts(class_names))

@@ -6,7 +6,14 @@ from pathlib import Path
 
 from vigpipe.config.choices import GRAPH_MODELS
 from vigpipe.config.options import TrainConfig, as_given, check_numbers, flag, given
-from vigpipe.config.verbs import MADE_BY_EVALUATE, EvaluateConfig, InferenceConfig, PredictConfig
+from vigpipe.config.verbs import (
+    MADE_BY_EVALUATE,
+    MADE_BY_EXPLAIN,
+    EvaluateConfig,
+    ExplainConfig,
+    InferenceConfig,
+    PredictConfig,
+)
 from vigpipe.errors import DONE, InputError
 from vigpipe.files.outputs import check_new_file
 from vigpipe.files.weights_metadata import metadata_if_any
@@ -57,11 +64,8 @@ def _check(config: InferenceConfig, images: Sequence[Path]) -> bool:
     is_graph = named in GRAPH_MODELS
     others: Sequence[str] = ()
     if isinstance(config, PredictConfig):
-        if config.data is None and is_graph:
-            raise InputError(
-                f"--weights {config.weights}: holds a {named}, which is a model of a graph, not of "
-                "images; name the graph with --data"
-            )
+        if config.data is None:
+            _check_of_images(config.weights, named)
         is_graph = config.data is not None
         if images and is_graph:
             raise InputError(
@@ -100,3 +104,37 @@ def _check(config: InferenceConfig, images: Sequence[Path]) -> bool:
             config.stages, config.microbatches, config.dp, config.schedule, config.virtual_stages
         )
     return is_graph
+
+
+def check_explained(config: ExplainConfig) -> None:
+    """Raise InputError for what is wrong by itself with the options of `vigpipe explain`."""
+    if (config.image is None) == (config.data is None):
+        what = "neither" if config.image is None else "both"
+        raise InputError(f"--image, --data: {what} given; name an image, or a graph and its --node")
+    if config.data is None:
+        _check_of_images(config.weights, metadata_if_any(config.weights).get("model"))
+    elif config.node is None:
+        raise InputError(
+            f"--data {config.data}: which node is to be explained is not said; give its number or "
+            "name with --node"
+        )
+    others = ("node", "data_dir", "seed") if config.data is None else ("model", "image_size")
+    advice = "is for the node of a graph" if config.data is None else "is for images"
+    for name, value in given(config, others, ExplainConfig).items():
+        raise InputError(f"{as_given(name, value)}: {advice}; leave it out")
+    check_numbers(TrainConfig(seed=config.seed, image_size=config.image_size))
+    if config.most < 1:
+        raise InputError(f"--most {config.most}: must be at least 1")
+    suffixes = (".png", ".pdf", ".svg")
+    check_new_file(config.out, "--out ", suffixes, mark=MADE_BY_EXPLAIN, overwrite=None)
+    if config.arrays is not None:
+        check_new_file(config.arrays, "--arrays ", (".npz",), overwrite=None)
+
+
+def _check_of_images(weights: Path, model: str | None) -> None:
+    """Raise InputError if a file's metadata name a model of a graph."""
+    if model in GRAPH_MODELS:
+        raise InputError(
+            f"--weights {weights}: holds a {model}, which is a model of a graph, not of images; "
+            "name the graph with --data"
+        )

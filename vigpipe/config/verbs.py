@@ -12,6 +12,7 @@ Format = Literal["text", "json", "csv"]
 Split = Literal["all", "train", "validation", "test"]
 
 MADE_BY_GRAPH = "vigpipe graph"  # the mark of its pictures
+MADE_BY_EXPLAIN = "vigpipe explain"
 MADE_BY_EVALUATE = '<meta name="generator" content="vigpipe evaluate">'  # and of its pages
 
 
@@ -162,6 +163,47 @@ class EvaluateConfig(InferenceConfig):
     test: float = 0.0
     format: Format = "text"
     page: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainConfig:
+    """Options of `vigpipe explain`.
+
+    Attributes:
+        weights: safetensors or torch file of weights.
+        model: the model; needed only if the weights file does not name it.
+        image: image file whose prediction is explained.
+        image_size: SIDE or HEIGHTxWIDTH in pixels that the image is resized and cropped to; by
+            default the size the model was trained with.
+        data: the graph with the node whose prediction is explained, if the weights are of a graph
+            model: a graph file (.npz), a prepared folder, the name of a data set, or
+            sbm:NODES,CLASSES.
+        data_dir: folder of the data sets that have a name.
+        seed: seed of a random graph.
+        node: the node of the graph: its number, or its name.
+        target: the class whose logit is explained: its name, or its label; by default the
+            likeliest.
+        most: edges of each block, and nodes of a graph, that are left out one at a time: those with
+            the largest gradient × input.
+        block: I,J,... indices of the blocks, or layers, whose edges are drawn; by default the
+            first, the middle and the last.
+        out: picture file to write, ending in .png, .pdf or .svg.
+        arrays: .npz file to write all numbers to.
+    """
+
+    weights: Path
+    model: Model | None = None
+    image: Path | None = None
+    image_size: str | None = None
+    data: str | None = None
+    data_dir: Path = Path("data")
+    seed: int = 0
+    node: str | None = None
+    target: str | None = None
+    most: int = 32
+    block: str | None = None
+    out: Path = Path("explain.png")
+    arrays: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,6 +83,10 @@ class ModelDescription:
         preparation = Preparation(self.image_size, self.mean, self.std, self.crop_pct)
         return Split(images, look or Look(self.in_chans), preparation)
 
+    def read_file(self, path: Path) -> Tensor:
+        """Read one image file, prepared as in evaluation: (1, C, H, W) float32."""
+        return self.split(self.files([path])).read([0])
+
     def prepare(self, image: Image.Image) -> Tensor:
         """Prepare one image as in evaluation: (C, H, W) float32."""
         own_info = dict(image.info)

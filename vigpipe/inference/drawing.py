@@ -1,4 +1,7 @@
-"""Draw one node's edges in each block on an image, faded except for the patches they lead to."""
+"""Draw one node's edges in each block on an image, faded except for the patches they lead to.
+
+`begin` and `finish` are for other pictures of panels, too.
+"""
 
 import math
 import warnings
@@ -49,39 +52,60 @@ class Panel:
 
 @matplotlib_defaults()
 def draw(pixels: np.ndarray, panels: Sequence[Panel], heading: Sequence[str], path: Path) -> None:
-    """Draw the panels side by side, at most MAX_COLUMNS in a row, and write the file.
+    """Draw the panels, and write the file.
 
-    The pixels are the image as the model sees it, (H, W, 3) uint8. Above at least one panel are two
-    lines of heading, cut to the picture's width. The path ends in .png, .pdf or .svg.
+    The pixels are the image as the model sees it, (H, W, 3) uint8. The path ends in .png, .pdf or
+    .svg.
+    """
+    height, width = pixels.shape[:2]
+    figure, axes, corner = begin(len(panels), height / width, heading)
+    draw_legend(figure, corner)
+    for panel, its_axes in zip(panels, axes, strict=True):
+        _draw_panel(its_axes, pixels, panel)
+    finish(figure, path, MADE_BY_GRAPH)
+
+
+def begin(
+    num_panels: int, ratio: float, heading: Sequence[str]
+) -> tuple["Figure", list["Axes"], tuple[float, float]]:
+    """Begin a picture of panels side by side, at most MAX_COLUMNS in a row.
+
+    Above them, at least one, are two lines of heading, cut to the picture's width, and room for a
+    legend, the upper left corner of which is returned. The ratio is that of height to width.
     """
     from matplotlib.figure import Figure  # half a second to import
 
-    height, width = pixels.shape[:2]
-    columns = min(len(panels), MAX_COLUMNS)
-    rows = math.ceil(len(panels) / columns)
-    panel_height = PANEL_INCHES * height / width
+    rows = math.ceil(num_panels / MAX_COLUMNS)
+    columns = math.ceil(num_panels / rows)  # five are three and two
+    panel_height = PANEL_INCHES * ratio
     inches_wide = columns * PANEL_INCHES + (columns + 1) * MARGIN_INCHES
     inches_high = HEADING_INCHES + rows * (panel_height + TITLE_INCHES) + MARGIN_INCHES
     # A Figure without pyplot draws through Agg, and needs neither pyplot's state nor a display.
     figure = Figure(figsize=(inches_wide, inches_high), dpi=DOTS_PER_INCH)
-    for i, panel in enumerate(panels):
+    axes: list[Axes] = []
+    for i in range(num_panels):
         row, column = divmod(i, columns)
         left = MARGIN_INCHES + column * (PANEL_INCHES + MARGIN_INCHES)
         bottom = inches_high - HEADING_INCHES - (row + 1) * (panel_height + TITLE_INCHES)
         corner = left / inches_wide, bottom / inches_high
         size = PANEL_INCHES / inches_wide, panel_height / inches_high
-        _draw_panel(figure.add_axes((*corner, *size)), pixels, panel)
-    _draw_heading(figure, heading, inches_wide, inches_high)
+        axes.append(figure.add_axes((*corner, *size)))
+    return figure, axes, _draw_heading(figure, heading, inches_wide, inches_high)
+
+
+def finish(figure: "Figure", path: Path, mark: str) -> None:
+    """Write the picture, which carries the mark of the command that made it."""
     unwritable = told_if_unwritable(f"--out {path}", "choose another file")
     with unwritable, warnings.catch_warnings():
         # A file's name may be in any script; what the font lacks is drawn as boxes.
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
-        save_figure(figure, path, MADE_BY_GRAPH)
+        save_figure(figure, path, mark)
 
 
 def _draw_heading(
     figure: "Figure", heading: Sequence[str], inches_wide: float, inches_high: float
-) -> None:
+) -> tuple[float, float]:
+    """Write the heading; return where the legend goes below it."""
     left = MARGIN_INCHES / inches_wide
     most = int((inches_wide - 2 * MARGIN_INCHES) / CHARACTER_INCHES) - 1  # the ellipsis takes one
     for i, line in enumerate(heading):
@@ -93,7 +117,7 @@ def _draw_heading(
             fontsize=10,
             parse_math=False,
         )
-    draw_legend(figure, (left, 1 - (MARGIN_INCHES + len(heading) * LINE_INCHES) / inches_high))
+    return left, 1 - (MARGIN_INCHES + len(heading) * LINE_INCHES) / inches_high
 
 
 def _draw_panel(axes: "Axes", pixels: np.ndarray, panel: Panel) -> None:
@@ -119,13 +143,14 @@ def _draw_panel(axes: "Axes", pixels: np.ndarray, panel: Panel) -> None:
     mark(axes, node_box, boxes, points=PANEL_INCHES * POINTS_PER_INCH / width)
     axes.set_xlim(-0.01 * width, 1.01 * width)
     axes.set_ylim(1.01 * height, -0.01 * height)
-    places = f"node in row {panel.node[0]}, column {panel.node[1]} of {_size(panel.grid)}"
+    places = f"node in row {panel.node[0]}, column {panel.node[1]} of {size_of(panel.grid)}"
     if panel.candidates != panel.grid:
-        places += f", pooled to {_size(panel.candidates)}"
+        places += f", pooled to {size_of(panel.candidates)}"
     axes.set_title(f"block {panel.block}: {panel.note}\n{places}", fontsize=9, pad=3)
 
 
-def _size(grid: tuple[int, int]) -> str:
+def size_of(grid: tuple[int, ...]) -> str:
+    """Write how many nodes a grid has in each direction."""
     return f"{grid[0]}×{grid[1]}"
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vigpipe.config.typed import typed
 from vigpipe.graphs.features import are_sparse, for_model, in_memory
+from vigpipe.graphs.graph import Graph
 from vigpipe.graphs.prepared.graph import PreparedGraph
 from vigpipe.graphs.samplers.whole import all_edges
 from vigpipe.graphs.sources import open_graph
@@ -56,23 +57,26 @@ class GraphTransform:
         Raises:
             InputError: there is no such graph, or the model is for others.
         """
-        options = self.description.options
-        graph = open_graph(
-            str(data),
-            data_dir=Path(data_dir),
-            download=False,
-            features=options["features"],
-            symmetric=options["symmetric"],
-            seed=0,
-            feature_weights=self.description.feature_weights,
-            multi_label=self.description.multi_label,
-        )
-        self.description.check(graph, str(data))
-        if isinstance(graph, PreparedGraph):
-            graph = graph.in_users_order()
+        graph = self.open(str(data), Path(data_dir))
         features = for_model(in_memory(graph.features), are_sparse(graph.features))
         x = features.to(self.device, torch.float32)
         return GraphInputs(x, None, all_edges(graph).to(self.device))
+
+    def open(self, data: str, data_dir: Path, seed: int = 0) -> Graph:
+        """Open a graph as `vigpipe predict --data` does, its nodes in the user's order."""
+        options = self.description.options
+        graph = open_graph(
+            data,
+            data_dir=data_dir,
+            download=False,
+            features=options["features"],
+            symmetric=options["symmetric"],
+            seed=seed,
+            feature_weights=self.description.feature_weights,
+            multi_label=self.description.multi_label,
+        )
+        self.description.check(graph, data)
+        return graph.in_users_order() if isinstance(graph, PreparedGraph) else graph
 
 
 class LoadedGraphModel(NamedTuple):

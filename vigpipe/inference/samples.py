@@ -16,6 +16,7 @@ from vigpipe.data.stored import Look, StoredImages
 from vigpipe.errors import InputError
 from vigpipe.graphs.graph import NO_CLASS, SPLITS, TEST, Graph
 from vigpipe.graphs.job import GraphJob
+from vigpipe.inference.arrays import texts
 from vigpipe.inference.description import ModelDescription, read_description
 from vigpipe.inference.graph_description import read_graph_description
 from vigpipe.inference.labelled import labelled_images
@@ -35,7 +36,6 @@ from vigpipe.run.initial_weights import names_of_classes
 from vigpipe.run.rank import RankState
 
 _AT_ONCE = 1 << 16  # nodes whose probabilities are computed together
-_MOST_BYTES = 1 << 31  # of an array of names
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,14 +226,3 @@ class NodeSamples:
 
 
 Samples = ImageSamples | NodeSamples
-
-
-def texts(names: Sequence[str]) -> np.ndarray:
-    """Make an array of texts, all of which take the room of the longest."""
-    num_bytes = 4 * len(names) * max(map(len, names), default=0)
-    if num_bytes > _MOST_BYTES:
-        raise InputError(
-            f"the names of {len(names)} samples take {num_bytes} bytes in a .npz file, expected at "
-            f"most {_MOST_BYTES}; give them shorter names, or predict them in parts"
-        )
-    return np.array(names)

@@ -204,12 +204,12 @@ class VisionGnn(StagedModel):
         """Run the blocks that are present, and put the graph that each used into `graphs`."""
         x, given = self._unpacked(x)
         for name, block in self.backbone.items():
-            x, graph, given = self._run_module(name, block, x, draws, given)
+            x, graph, given = self.run_module(name, block, x, draws, given)
             if graphs is not None and graph is not None:
                 graphs[int(name)] = graph
         return self._packed(x, given)
 
-    def _run_module(
+    def run_module(
         self, name: str, block: nn.Module, x: Tensor, draws: Draws | None, given: Tensor | None
     ) -> tuple[Tensor, BlockGraph | None, Tensor | None]:
         """Run one module; return its result, the graph it used, and the graph to pass on."""
@@ -372,7 +372,7 @@ class VisionGnn(StagedModel):
         maps: list[Tensor] = []
         x, given = self.embed(x), None
         for name, block in self.backbone.items():
-            x, _, given = self._run_module(name, block, x, None, given)
+            x, _, given = self.run_module(name, block, x, None, given)
             if int(name) in blocks:
                 maps.append(x.movedim(-1, 1) if output_fmt == "NCHW" else x)
             if stop_early and int(name) == max(blocks):

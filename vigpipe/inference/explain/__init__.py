@@ -1,0 +1,1 @@
+"""What a prediction rests on: nodes, and edges of each block."""
