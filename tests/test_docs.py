@@ -208,7 +208,7 @@ def test_the_cheap_commands_run(tmp_path, monkeypatch, capsys):
             shutil.copytree("runs/first", "runs/a")
             shutil.copytree("runs/first", "runs/second")
     weights = ("weights.safetensors", "best.safetensors")
-    for made in (*weights, "graph.png", "report.html", "runs/first/summary.json"):
+    for made in (*weights, "explain.png", "report.html", "runs/first/summary.json"):
         assert Path(made).stat().st_size > 0
 
 
