@@ -61,6 +61,7 @@ LINES = {
     "predict": "predict --weights run/model.safetensors pictures/test",
     "predict json": "predict --weights weights.pth --format json cat.png",
     "graph": "graph --weights run/model.safetensors --image cat.png --out g.png",
+    "explain": "explain --weights run/model.safetensors --image cat.png --most 1 --out e.png",
     "report": "report run --out r.html",
     "list": "checkpoint list run",
     "verify": "checkpoint verify run",
@@ -104,7 +105,7 @@ LONG = {"compile", "download"}  # they may take minutes, rightly
 HINTS = {name: hint for name, hint in get_type_hints(TrainConfig).items() if name not in LONG}
 OTHERS = ("--node", "--block", "--image", "--profile", "--memory-limit", "--bandwidth", "--latency")
 OTHERS += ("--ranks-per-host", "--explain", "--format", "--best", "--ema", "--compare-steps")
-OTHERS += ("--test-batches", "--nonsense", "-x")
+OTHERS += ("--test-batches", "--target", "--most", "--arrays", "--nonsense", "-x")
 VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
     "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS",

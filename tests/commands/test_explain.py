@@ -49,7 +49,7 @@ def test_an_image_is_explained_as_text_picture_and_arrays(capsys):
     for name in ("nodes_gradient", "nodes_drops"):
         assert arrays[name].shape == (8, 8)
     for block in range(4):
-        assert f"\n{block:>7}  {arrays[f'block{block}_all_out']:>20.4f}  " in told
+        assert f"\n{block:>7}  {arrays[f'block{block}_all_out']:>20.4g}  " in told
         shapes = {arrays[f"block{block}_{name}"].shape for name in ("neighbours", "gradient")}
         assert shapes == {(64, 9)}
         assert np.count_nonzero(~np.isnan(arrays[f"block{block}_drops"])) == 4
@@ -66,7 +66,7 @@ def test_the_picture_names_what_is_explained(capsys):
     for words in ("a.png: ", "vig_digits, w.pth", "a node occluded", "block 1: 32 of 576 edges"):
         assert words in text, words
     assert main([*LINE, "--block", "1", "--out", "e.svg"]) == 0  # its own file is replaced
-    assert capsys.readouterr().out.endswith("e.svg: nodes, and edges of blocks 1\n")
+    assert capsys.readouterr().out.endswith("e.svg: nodes, and edges of block 1\n")
 
 
 def test_squares_and_pooled_candidates_of_a_pyramid_and_the_study(capsys):
@@ -93,7 +93,7 @@ def test_a_node_is_explained_by_its_name_in_the_users_numbers(capsys):
     assert main([*line, "--arrays", "e.npz", "--target", "bee"]) == 0
     told = capsys.readouterr().out
     logits = logits_of(job)[7]
-    assert told.startswith(f"n7 of g.npz: bee {logits.softmax(0)[1]:.2%}, logit {logits[1]:.4g}\n")
+    assert told.startswith(f"n7 (node 7): bee {logits.softmax(0)[1]:.2%}, logit {logits[1]:.4g}\n")
     arrays = np.load("e.npz")
     assert arrays["class_names"].tolist() == list(CLASSES)
     assert (arrays["nodes"][0], arrays["steps"][0]) == (7, 0)
@@ -127,13 +127,16 @@ WRONG = [
     (f"{IMAGE} --data g.npz", "both given"),
     ("--weights w.safetensors --image a.png", "holds a sage", "--data"),
     ("--weights w.pth --data g.npz --node 1", "w.pth", "not a safetensors file"),
-    ("--weights w.safetensors --data g.npz", "--node"),
+    ("--weights w.safetensors --data g.npz", "--node: is missing"),
+    (f"{NODE} --model gcn", "--model gcn", "that of the weights"),
+    ("--weights w.safetensors --data t.npz --node twin", "2 nodes of that name", "3 or 4"),
     ("--weights w.safetensors --data h.npz --node 1", "h.npz", "No such file"),
-    (f"{NODE} --image-size 8", "--image-size 8", "is for images"),
+    (f"{NODE} --image-size 8", "--image-size 8", "is for an image"),
     (f"{IMAGE} --node 3", "--node 3", "is for the node of a graph"),
     (f"{NODE[:-1]} 40", "--node 40", "0 to 39"),
     (f"{NODE[:-1]} cat", "--node cat", "0 to 39"),
-    (f"{NODE} --block 2", "--block 2", "0 to 1"),
+    (f"{NODE} --block 2", "--block 2", "layers 0 to 1"),
+    (f"{NODE} --block x", "--block x", "numbers of layers"),
     (f"{NODE} --target cat", "--target cat", "ant", "cow"),
     (f"{IMAGE} --target 3", "--target 3", "0 to 2"),
     (f"{IMAGE} --most 0", "--most 0", "at least 1"),
@@ -151,6 +154,8 @@ WRONG = [
 
 
 def test_wrong_use_is_told_in_one_sentence(capsys):
+    names = [f"n{i}" for i in range(40)]
+    write_graph("t.npz", names=np.array([*names[:3], "twin", "twin", *names[5:]]))
     write_graph()
     write_weights("sage")
     torch.save(create_model("vig_study", num_classes=3).state_dict(), "s.pth")

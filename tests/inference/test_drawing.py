@@ -8,7 +8,7 @@ from matplotlib.colors import to_rgb
 from PIL import Image
 
 from tests.timing.test_timeline import text_of
-from vigpipe.inference.drawing import DOTS_PER_INCH, HEADING_INCHES, PANEL_INCHES, Panel, draw
+from vigpipe.inference.drawing import Panel, draw
 from vigpipe.inference.marks import (
     ARM,
     ARM_PER_SIDE,
@@ -16,6 +16,7 @@ from vigpipe.inference.marks import (
     NODE_COLOUR,
     POINTS_PER_INCH,
 )
+from vigpipe.inference.panels import DOTS_PER_INCH, HEADING_INCHES, PANEL_INCHES
 
 HEADING = ("cat.jpg, node at pixel 3,4", "vig_ti_224, random weights")
 HEADING_DOTS = round(HEADING_INCHES * DOTS_PER_INCH)

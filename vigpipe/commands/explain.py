@@ -1,22 +1,27 @@
 """The command `vigpipe explain`: tell which nodes and edges a prediction rests on."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn
 from tabulate import tabulate
 
-from vigpipe.commands.graph import parse_blocks
+from vigpipe.commands.blocks import parse_blocks
 from vigpipe.config.verbs import ExplainConfig
 from vigpipe.errors import InputError
 from vigpipe.graphs.graph import Graph
 from vigpipe.inference.arrays import write_arrays
-from vigpipe.inference.explain.explanation import strongest
+from vigpipe.inference.explain.explanation import Question, strongest
 from vigpipe.inference.explain.image import explain_image
 from vigpipe.inference.explain.node import Surroundings, explain_node
 from vigpipe.inference.explain.views import ImageView, NodeView, View, name_of
-from vigpipe.inference.load import load
-from vigpipe.inference.load_graph_model import load_graph_model
+from vigpipe.inference.graph_description import read_graph_description
+from vigpipe.inference.load import build_from, load
+from vigpipe.inference.load_graph_model import GraphTransform
 from vigpipe.messages import one_line
 from vigpipe.model.gnn.model import GraphModel
 from vigpipe.model.position import pooled_grid
@@ -26,7 +31,7 @@ _SHOWN = 5  # nodes in the table
 
 
 class _Explained(NamedTuple):
-    what: str
+    what: str  # whose prediction it is
     model: str  # its name
     class_names: Sequence[str]
     several: bool  # whether it may have several classes
@@ -36,21 +41,16 @@ class _Explained(NamedTuple):
 
 def explain(config: ExplainConfig) -> None:
     """Print what a prediction rests on, draw it, and write the numbers."""
-    try:
-        explained = _explain_node(config) if config.image is None else _explain_image(config)
-    except FloatingPointError as error:
-        raise InputError(f"{config.image or config.data}: {error}") from error
-    what, model, class_names, several, view, blocks = explained
-    found = view.explanation
-    logits = found.logits.double()
-    probability = (logits.sigmoid() if several else logits.softmax(0))[found.target]
-    name = class_names[found.target]
-    print(one_line(f"{what}: {name} {float(probability):.2%}, logit {found.logit:.4g}"))
-    print(f"\n{_table_of_nodes(view)}\n\n{_table_of_blocks(view)}\n")
-    heading = (f"{what}: {name}", f"{model}, {config.weights.name}")
-    view.draw(blocks, heading, config.out)
-    drawn = f", and edges of {view.kind}s {', '.join(map(str, blocks))}" if blocks else ""
-    print(one_line(f"{config.out}: nodes{drawn}"))
+    with _shown() as advance:
+        try:
+            explained = _explain(config, advance)
+        except FloatingPointError as error:
+            raise InputError(
+                f"--weights {config.weights}: for {config.image or config.data}, {error}; check "
+                "the weights"
+            ) from error
+    view, found = explained.view, explained.view.explanation
+    name = explained.class_names[found.target]
     if config.arrays is not None:
         arrays = {
             "logits": found.logits.numpy(),
@@ -60,16 +60,39 @@ def explain(config: ExplainConfig) -> None:
             **{f"{view.kind}{edges.block}_all_out": edges.all_out for edges in found.edges},
             **view.arrays(),
         }
-        write_arrays(config.arrays, "--arrays ", arrays, class_names)
+        write_arrays(config.arrays, "--arrays ", arrays, explained.class_names)
+    heading = (f"{explained.what}: {name}", f"{explained.model}, {config.weights.name}")
+    view.draw(explained.blocks, heading, config.out)
+
+    logits = found.logits.double()
+    probability = (logits.sigmoid() if explained.several else logits.softmax(0))[found.target]
+    print(one_line(f"{explained.what}: {name} {float(probability):.2%}, logit {found.logit:.4g}"))
+    print(f"\n{_table_of_nodes(view)}\n\n{_table_of_blocks(view)}\n")
+    numbers = ", ".join(map(str, explained.blocks))
+    drawn = f", and edges of {view.kind}{'s' * (len(explained.blocks) > 1)} {numbers}"
+    print(one_line(f"{config.out}: nodes{drawn if numbers else ''}"))
 
 
-def _explain_image(config: ExplainConfig) -> _Explained:
-    assert config.image is not None
+@contextmanager
+def _shown() -> Iterator[Callable[[int], object]]:
+    """Show on a terminal how many nodes and edges have been left out."""
+    console = Console(stderr=True)
+    columns = SpinnerColumn(), "leaving out nodes and edges:", "{task.completed}"
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda number: progress.advance(task, number)
+
+
+def _explain(config: ExplainConfig, advance: Callable[[int], object]) -> _Explained:
+    if config.image is None:
+        return _explain_node(config, advance)
     model, transform, class_names = load(
         config.weights, model=config.model, image_size=config.image_size
     )
-    description, grids = transform.description, {}
-    target, blocks = _parse_target(config.target, class_names), []
+    description, grids, blocks = transform.description, {}, []
+    question = Question(_parse_target(config.target, class_names), config.most, advance)
     if isinstance(model, VisionGnn):
         blocks = parse_blocks(config.block, [spec.rule is not None for spec in model.specs])
         grids = {
@@ -83,23 +106,27 @@ def _explain_image(config: ExplainConfig) -> _Explained:
             "block, and are not explained; leave it out"
         )
     image = description.read_file(config.image)
-    found = explain_image(model, image, target, config.most)
+    found = explain_image(model, image, question)
     view = ImageView(found, description.pixels(image)[0], grids)
     return _Explained(config.image.name, description.model, class_names, False, view, blocks)
 
 
-def _explain_node(config: ExplainConfig) -> _Explained:
+def _explain_node(config: ExplainConfig, advance: Callable[[int], object]) -> _Explained:
     assert config.data is not None
-    model, transform, class_names = load_graph_model(config.weights)
-    assert isinstance(model, GraphModel)
-    description, target = transform.description, _parse_target(config.target, class_names)
-    blocks = parse_blocks(config.block, [True] * model.num_layers)
-    graph = transform.open(config.data, config.data_dir, config.seed)
+    description = read_graph_description(config.weights, config.data)
+    class_names, transform = description.names(), GraphTransform(description, torch.device("cpu"))
+    question = Question(_parse_target(config.target, class_names), config.most, advance)
+    num_layers = description.options["layers"]
+    blocks = parse_blocks(config.block, [True] * num_layers, "layer")
+    graph = transform.open(config.data, config.data_dir, config.seed, download=config.download)
     node = _parse_node(config.node or "", graph, config.data)
-    around = Surroundings.of(graph, node, model.num_layers, torch.float32)
-    view = NodeView(explain_node(model, around, target, config.most), graph, around)
-    what, several = f"{name_of(graph, node)} of {config.data}", graph.is_multi_label
-    return _Explained(what, description.model, class_names, several, view, blocks)
+    around = Surroundings.of(graph, node, num_layers, torch.float32)
+    model = build_from(config.weights, description.build).eval()
+    assert isinstance(model, GraphModel)
+    view = NodeView(explain_node(model, around, question), graph, around)
+    name, number = name_of(graph, node), graph.numbers_of(np.array([node]))[0]
+    what = f"{name} of {config.data}" if graph.node_names is None else f"{name} (node {number})"
+    return _Explained(what, description.model, class_names, graph.is_multi_label, view, blocks)
 
 
 def _parse_target(text: str | None, class_names: Sequence[str]) -> int | None:
@@ -118,14 +145,20 @@ def _parse_target(text: str | None, class_names: Sequence[str]) -> int | None:
 
 def _parse_node(text: str, graph: Graph, data: str) -> int:
     """Read the name of a node, or its number; names come first."""
-    if graph.node_names is not None and text in graph.node_names:
-        return graph.node_names.index(text)
+    names = graph.node_names or ()
+    named = [node for node, name in enumerate(names) if name == text]
+    if len(named) > 1:
+        raise InputError(
+            f"--node {text}: {data} has {len(named)} nodes of that name, expected one; give the "
+            f"number, such as {named[0]} or {named[1]}"
+        )
+    if named:
+        return named[0]
     if text.isdecimal() and int(text) < graph.num_nodes:
         return int(text)
-    names = "" if graph.node_names is None else ", or a name"
     raise InputError(
-        f"--node {text}: {data} has no such node; give a number from 0 to "
-        f"{graph.num_nodes - 1}{names}"
+        f"--node {text}: {data} has no such node; give a number from 0 to {graph.num_nodes - 1}"
+        f"{', or a name' if names else ''}"
     )
 
 
@@ -133,7 +166,7 @@ def _table_of_nodes(view: View) -> str:
     """Return the nodes without which the logit changes most."""
     drops = view.explanation.drops
     rows = [
-        (name, f"{drops.flat[i]:.4f}", f"{gradient:.4f}")
+        (name, f"{drops.flat[i]:.4g}", f"{gradient:.4g}")
         for i in strongest(drops, _SHOWN)
         for name, gradient in [view.part(int(i))]
     ]
@@ -145,10 +178,10 @@ def _table_of_blocks(view: View) -> str:
     """Return what each block's edges are worth, all of them and the strongest one."""
     rows: list[tuple[str, ...]] = []
     for edges in view.explanation.edges:
-        measured, one = edges.measured, ("", "")
+        measured, one = edges.measured, ("", "no edges")
         if len(measured):
-            one = f"{edges.drops[measured[0]]:.4f}", view.edge(edges, int(measured[0]))
-        rows.append((str(edges.block), f"{edges.all_out:.4f}", *one))
+            one = f"{edges.drops[measured[0]]:.4g}", view.edge(edges, int(measured[0]))
+        rows.append((str(edges.block), f"{edges.all_out:.4g}", *one))
     if not rows:
         return "the edges are the same in every block, and are not explained"
     head = (f"{view.kind}", "all edges left out", "one edge", "which, the strongest of those tried")

@@ -1,10 +1,10 @@
 """The command `vigpipe graph`: draw which patches of an image a node is connected to."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
+from vigpipe.commands.blocks import parse_blocks
 from vigpipe.config.choices import MODELS
 from vigpipe.config.verbs import GraphConfig
 from vigpipe.errors import InputError
@@ -70,43 +70,6 @@ def parse_node(text: str | None, size: tuple[int, int]) -> tuple[int, int]:
             f"pixels; choose 0,0 to {width - 1},{height - 1}"
         )
     return x, y
-
-
-def parse_blocks(text: str | None, backbone: Sequence[bool]) -> list[int]:
-    """Read the blocks to draw, `I,J,...`; `backbone` tells which of its entries have a graph."""
-    with_graph = [i for i, has_graph in enumerate(backbone) if has_graph]
-    if text is None:
-        return sorted({with_graph[0], with_graph[len(with_graph) // 2], with_graph[-1]})
-    try:
-        blocks = [int(word) for word in text.split(",")]
-    except ValueError as error:
-        raise InputError(
-            f"--block {text}: must be numbers of blocks, such as --block {with_graph[0]},"
-            f"{with_graph[-1]}"
-        ) from error
-    for block in blocks:
-        if not 0 <= block < len(backbone):
-            raise InputError(
-                f"--block {block}: the model has entries 0 to {len(backbone) - 1}; choose among "
-                f"{_ranges(with_graph)}"
-            )
-        if not backbone[block]:
-            raise InputError(
-                f"--block {block}: entry {block} of the backbone only halves the resolution and "
-                f"has no graph; choose among {_ranges(with_graph)}"
-            )
-    return list(dict.fromkeys(blocks))
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Write numbers as ranges: 0, 1, 2, 4, 5 as `0-2, 4-5`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 def panel(

@@ -115,11 +115,13 @@ def check_explained(config: ExplainConfig) -> None:
         _check_of_images(config.weights, metadata_if_any(config.weights).get("model"))
     elif config.node is None:
         raise InputError(
-            f"--data {config.data}: which node is to be explained is not said; give its number or "
-            "name with --node"
+            f"--node: is missing beside --data {config.data}; give the name or the number of the "
+            "node to explain"
         )
-    others = ("node", "data_dir", "seed") if config.data is None else ("model", "image_size")
-    advice = "is for the node of a graph" if config.data is None else "is for images"
+    others: Sequence[str] = ("model", "image_size")
+    advice = "is for an image, and a graph's model is that of the weights"
+    if config.data is None:
+        others, advice = ("node", "data_dir", "download", "seed"), "is for the node of a graph"
     for name, value in given(config, others, ExplainConfig).items():
         raise InputError(f"{as_given(name, value)}: {advice}; leave it out")
     check_numbers(TrainConfig(seed=config.seed, image_size=config.image_size))

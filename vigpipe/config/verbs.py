@@ -179,8 +179,9 @@ class ExplainConfig:
             model: a graph file (.npz), a prepared folder, the name of a data set, or
             sbm:NODES,CLASSES.
         data_dir: folder of the data sets that have a name.
+        download: fetch the data set if it is not in the data folder.
         seed: seed of a random graph.
-        node: the node of the graph: its number, or its name.
+        node: the node of the graph: its name, or its number.
         target: the class whose logit is explained: its name, or its label; by default the
             likeliest.
         most: edges of each block, and nodes of a graph, that are left out one at a time: those with
@@ -197,6 +198,7 @@ class ExplainConfig:
     image_size: str | None = None
     data: str | None = None
     data_dir: Path = Path("data")
+    download: bool = False
     seed: int = 0
     node: str | None = None
     target: str | None = None

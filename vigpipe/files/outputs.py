@@ -47,8 +47,9 @@ def check_new_file(
     """
     if path.suffix.lower() not in suffixes:
         raise InputError(
-            f"{option}{path}: must end in {' or '.join(suffixes)}, but ends in "
-            f"{path.suffix or 'nothing'!r}; choose another name"
+            f"{option}{path}: must end in {' or '.join(suffixes)}, but "
+            f"{'ends in ' + repr(path.suffix) if path.suffix else 'has no ending'}; choose another "
+            "name"
         )
     with told_if_unwritable(f"{option}{path}", "choose another name"):
         mode = _mode(path)

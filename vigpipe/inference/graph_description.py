@@ -13,7 +13,6 @@ from vigpipe.errors import InputError
 from vigpipe.files.names import escaped
 from vigpipe.files.weights_metadata import (
     class_names,
-    metadata_if_any,
     read_metadata,
     unusable,
 )
@@ -74,12 +73,6 @@ class GraphDescription:
                 f"{self.weights} it has {kinds[self.multi_label]}; give a graph like that of its "
                 "training"
             )
-
-
-def graph_model_in(weights: Path) -> str | None:
-    """Return the name of the graph model that a file holds; None if it does not name one."""
-    name = metadata_if_any(weights).get("model")
-    return name if name in GRAPH_MODELS else None
 
 
 def read_graph_description(weights: Path, data: str = "GRAPH") -> GraphDescription:

@@ -62,13 +62,13 @@ class GraphTransform:
         x = features.to(self.device, torch.float32)
         return GraphInputs(x, None, all_edges(graph).to(self.device))
 
-    def open(self, data: str, data_dir: Path, seed: int = 0) -> Graph:
+    def open(self, data: str, data_dir: Path, seed: int = 0, *, download: bool = False) -> Graph:
         """Open a graph as `vigpipe predict --data` does, its nodes in the user's order."""
         options = self.description.options
         graph = open_graph(
             data,
             data_dir=data_dir,
-            download=False,
+            download=download,
             features=options["features"],
             symmetric=options["symmetric"],
             seed=seed,

@@ -7,6 +7,8 @@ are pooled (pyramids), their boxes are larger than the node's box.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from vigpipe.inference.panels import place_legend
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -51,17 +53,12 @@ def draw_legend(figure: "Figure", corner: tuple[float, float]) -> None:
         Line2D([], [], markeredgecolor=NODE_COLOUR, markeredgewidth=NODE_LINE, **frame),
     )
     neighbour = Line2D([], [], markeredgecolor=NEIGHBOUR_COLOUR, markeredgewidth=MAX_LINE, **frame)
-    figure.legend(
-        handles=[node, neighbour],
+    place_legend(
+        figure,
+        corner,
+        [node, neighbour],
         labels=["the node", "its neighbours (often itself too)"],
         handler_map={tuple: HandlerTuple(ndivide=1)},
-        loc="upper left",
-        bbox_to_anchor=corner,
-        borderaxespad=0,
-        borderpad=0.2,
-        ncols=2,
-        frameon=False,
-        fontsize=9,
     )
 
 

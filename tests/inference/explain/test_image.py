@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vigpipe.inference.explain import image as explain_image_module
-from vigpipe.inference.explain.explanation import strongest
+from vigpipe.inference.explain.explanation import Question, strongest
 from vigpipe.inference.explain.image import explain_image
 from vigpipe.model.blocks import VigShape
 from vigpipe.model.staged import StagedModel
@@ -79,16 +79,11 @@ def itself_only(conv, result, x, graph, y):
     return conv(x, torch.arange(x.shape[1]).view(1, -1, 1), None)
 
 
-def scaled(node: int, place: int, factor: float) -> Callable[..., Tensor]:
-    """What one neighbour has more than the node is multiplied by a factor."""
+def towards(node: int, place: int, share: float) -> Callable[..., Tensor]:
+    """What a node receives goes some way to what it would receive without an edge."""
 
     def change(conv, result, x, graph, y):
-        table = x if y is None else y
-        other, own = table[:, graph[0, node, place]], x[:, node]
-        table = torch.cat((table, (own + factor * (other - own)).unsqueeze(1)), 1)
-        graph = graph.clone()
-        graph[:, node, place] = table.shape[1] - 1
-        return conv(x, graph, table)
+        return result + share * (without([(node, place)])(conv, result, x, graph, y) - result)
 
     return change
 
@@ -103,7 +98,7 @@ def test_drops_are_those_without_the_edge_and_gradients_those_of_differences(
     model = made(VisionGnn(shape, **options))
     assert isinstance(model, VisionGnn)
     image = image_of(model)
-    found = explain_image(model, image, TARGET, MOST)
+    found = explain_image(model, image, Question(TARGET, MOST))
     with torch.no_grad():
         logits = model(image)[0]
         nodes = model.embed(image)
@@ -134,10 +129,10 @@ def test_drops_are_those_without_the_edge_and_gradients_those_of_differences(
             for number in [*shares.measured[:4], 0, len(shares.targets) - 1]:
                 edge = divmod(int(number), degree)
                 ends = []
-                for factor in (1 + STEP, 1 - STEP):
-                    with altered(model, shares.block, scaled(*edge, factor)):
+                for share in (STEP, -STEP):
+                    with altered(model, shares.block, towards(*edge, share)):
                         ends.append(logit(nodes))
-                difference = (ends[0] - ends[1]) / (2 * STEP)
+                difference = (ends[1] - ends[0]) / (2 * STEP)
                 expected = pytest.approx(difference, rel=1e-4, abs=1e-6)
                 assert shares.gradient[number] == expected, (shares.block, edge)
                 if number in shares.measured:
@@ -153,7 +148,7 @@ def test_squares_of_nodes_cover_the_image(monkeypatch):
     torch.manual_seed(0)
     model = made(VisionGnn(SHAPE, num_classes=3))
     image = image_of(model)
-    found = explain_image(model, image, None, MOST)
+    found = explain_image(model, image, Question(None, MOST))
     assert found.target == found.logits.argmax()
     assert (found.side, found.gradient.shape, found.drops.shape) == (2, (5, 4), (3, 2))
     with torch.no_grad():
@@ -167,7 +162,7 @@ def test_the_study_has_nodes_alone():
     torch.manual_seed(0)
     model = made(VigStudy(num_classes=3, img_size=(4, 6)))
     image = image_of(model)
-    found = explain_image(model, image, TARGET, MOST)
+    found = explain_image(model, image, Question(TARGET, MOST))
     assert (found.edges, found.gradient.shape, found.side) == ((), (4, 6), 1)
     with torch.no_grad():
         image[:, :, 3, 2] = 0

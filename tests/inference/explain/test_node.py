@@ -13,6 +13,7 @@ from tests.model.gnn.test_parity import ALL, CASES, SIZES
 from vigpipe.errors import InputError
 from vigpipe.graphs.graph import Graph
 from vigpipe.inference.explain import node as explain_node_module
+from vigpipe.inference.explain.explanation import Question
 from vigpipe.inference.explain.node import Surroundings, explain_node
 from vigpipe.model.gnn.create import create_graph_model
 from vigpipe.ops.adjacency import Adjacency
@@ -98,7 +99,7 @@ def test_equal_to_torch_geometrics_explainer_and_to_its_layers_without_messages(
         torch.manual_seed(1)
         x = torch.randn(40, 9, dtype=torch.float64)
         around = Surroundings.of(graph_of(adjacency, x), NODE, LAYERS, torch.float64)
-        found = explain_node(ours, around, TARGET, MOST)
+        found = explain_node(ours, around, Question(TARGET, MOST))
         logits = theirs(x, edges)[NODE]
         torch.testing.assert_close(found.logits, logits, rtol=1e-10, atol=1e-10)
 
@@ -130,9 +131,9 @@ def test_without_all_edges_of_a_layer_sums_are_empty():
     ours, theirs = models("gin", {}, "none")
     x = torch.randn(40, 9, dtype=torch.float64)
     around = Surroundings.of(graph_of(adjacency, x), NODE, LAYERS, torch.float64)
-    found = explain_node(ours, around, None, 1)
+    found = explain_node(ours, around, Question(None, 1))
     assert found.target == found.logits.argmax()
-    edges, found = edge_index(adjacency), explain_node(ours, around, TARGET, 1)
+    edges, found = edge_index(adjacency), explain_node(ours, around, Question(TARGET, 1))
     for shares in found.edges:
         # Of the edges that do not count, the messages do not arrive either, and nothing changes.
         rest = logit_without(theirs, x, edges, shares.block, slice(None))
@@ -146,7 +147,7 @@ def test_a_node_without_edges_rests_on_itself():
     for name in ("gcn", "sage", "gat", "gin", "gcn2"):
         ours, _ = models(name, {}, "none")
         around = Surroundings.of(graph, 3, LAYERS, torch.float64)
-        found = explain_node(ours, around, None, MOST)
+        found = explain_node(ours, around, Question(None, MOST))
         assert around.nodes.tolist() == [3]
         assert len(found.drops) == 1
         assert [(len(shares.gradient), shares.all_out) for shares in found.edges] == [(0, 0.0)] * 3
@@ -159,7 +160,7 @@ def test_edges_of_a_node_to_itself_are_edges_like_others():
     around = Surroundings.of(graph_of(adjacency, x), node, 1, torch.float64)
     sizes: Any = {**SIZES, "num_layers": 1}
     model = create_graph_model("gin", **sizes).double().eval()
-    (shares,) = explain_node(model, around, 0, 40).edges
+    (shares,) = explain_node(model, around, Question(0, 40)).edges
     (loop,) = np.flatnonzero((shares.sources == 0) & (shares.targets == 0))
     edges = torch.zeros(40, 40, dtype=torch.bool)
     edges[adjacency.targets, adjacency.indices] = True

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_AT_ONCE = 32  # copies of the nodes that run at once, each without something else
+_AT_ONCE = 32  # nodes, or edges, each of which is left out in another copy
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class EdgeShares:
         block: the block's index in the model.
         sources: the node, or the candidate, that each edge comes from, (e,) int64.
         targets: the node that each edge ends in, (e,) int64.
-        gradient: gradient × input of each edge, (e,): the gradient of the logit with respect to a
-            factor of 1 on what the edge brings.
+        gradient: gradient × input of each edge, (e,): the gradient of the logit with respect to
+            what a node has received, times what it owes to the edge.
         drops: by how much the logit falls if that edge alone is left out, (e,); NaN where this was
             not measured.
         all_out: by how much the logit falls if all edges of the block are left out.
@@ -65,11 +65,66 @@ class Explanation:
         return float(self.logits[self.target])
 
 
-def likeliest(logits: Tensor) -> int:
-    """Return the label of the likeliest class; FloatingPointError if the logits are no numbers."""
-    if not logits.isfinite().all():
-        raise FloatingPointError("the model's logits are NaN or infinite; check the weights")
-    return int(logits.argmax())
+@dataclass(frozen=True)
+class Question:
+    """Which logit is explained, and by how much leaving out.
+
+    Attributes:
+        target: label of the class; None for the likeliest.
+        most: how many edges of each block, and nodes of a graph, are left out one at a time.
+        advance: is told how many things have been left out since the last call.
+    """
+
+    target: int | None = None
+    most: int = 32
+    advance: Callable[[int], object] = lambda _: None
+
+    def begun(self, logits: Tensor) -> "Measure":
+        """Begin to measure from the logits with everything, (C,).
+
+        FloatingPointError if one is not finite.
+        """
+        if not logits.isfinite().all():
+            raise FloatingPointError("logits are NaN or infinite")
+        target = int(logits.argmax()) if self.target is None else self.target
+        return Measure(target, float(logits[target]), self)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Measures by how much a logit falls."""
+
+    target: int
+    logit: float
+    question: Question
+
+    def drops(self, logits: Tensor) -> np.ndarray:
+        """Return by how much the logit falls where the logits are these, (b, C): (b,)."""
+        self.question.advance(len(logits))
+        return self.logit - logits[:, self.target].double().cpu().numpy()
+
+    def drops_of_strongest(
+        self, gradient: np.ndarray, logits_without: Callable[[np.ndarray], Tensor]
+    ) -> np.ndarray:
+        """Return the drops without each of what has the largest gradient × input; NaN elsewhere.
+
+        `logits_without` returns the logits, (b, C), without each of some of these, (b,) int64.
+        """
+        drops = np.full(gradient.shape, np.nan)
+        for some in in_parts(strongest(gradient, self.question.most)):
+            drops.flat[some] = self.drops(logits_without(some))
+        return drops
+
+    def gradients(self, logits: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return the logit's gradients, zeros where it does not depend on an input.
+
+        FloatingPointError if one is not finite.
+        """
+        inputs, logit = list(inputs), logits[self.target]
+        found: Any = torch.autograd.grad(logit, inputs, materialize_grads=True)
+        if not all(gradient.isfinite().all() for gradient in found):
+            raise FloatingPointError("gradients are NaN or infinite")
+        return list(found)
 
 
 def strongest(values: np.ndarray, most: int | None = None) -> np.ndarray:
@@ -82,27 +137,7 @@ def strongest(values: np.ndarray, most: int | None = None) -> np.ndarray:
     return order[~np.isnan(flat[order])][:most]
 
 
-def gradients_of(logit: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the gradients of a number; zeros for an input that it does not depend on."""
-    found: Any = torch.autograd.grad(logit, list(inputs), materialize_grads=True)
-    return list(found)
-
-
-def measure_drops(
-    logit: float, values: np.ndarray, most: int, logits_without: Callable[[np.ndarray], Tensor]
-) -> np.ndarray:
-    """Return by how much a logit falls without each of what has the `most` strongest values.
-
-    `logits_without` returns the logit, (b,), without each of some of these, (b,) int64. The result
-    has the shape of the values, and NaN elsewhere.
-    """
-    drops = np.full(values.shape, np.nan)
-    for some in in_parts(strongest(values, most)):
-        drops.flat[some] = logit - logits_without(some).double().cpu().numpy()
-    return drops
-
-
 def in_parts(numbers: np.ndarray) -> Iterator[np.ndarray]:
-    """Divide what is to be left out into parts whose copies run at once."""
+    """Divide what is to be left out into parts."""
     for first in range(0, len(numbers), _AT_ONCE):
         yield numbers[first : first + _AT_ONCE]

@@ -16,12 +16,10 @@ from torch import Tensor, nn
 from vigpipe.inference.explain.explanation import (
     EdgeShares,
     Explanation,
-    gradients_of,
+    Measure,
+    Question,
     in_parts,
-    likeliest,
-    measure_drops,
 )
-from vigpipe.model.aggregate import Candidates, neighbours
 from vigpipe.model.grapher import BlockGraph
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.study import VigStudy
@@ -38,111 +36,59 @@ class _Taken(NamedTuple):
     graph: BlockGraph
 
 
-class _Factors(nn.Module):
-    """A graph convolution, with a factor of 1 on what each edge brings more than the node has.
-
-    A neighbour's features y_j become y_j + (w_ij - 1) (y_j - x_i), which with w_ij = 1 are the
-    same numbers.
-    """
-
-    def __init__(self, conv: nn.Module) -> None:
-        super().__init__()
-        self.conv = conv
-        self.of_edges = torch.empty(0)  # (B, N, K)
-
-    def forward(self, x: Tensor, graph: Tensor, y: Candidates) -> Tensor:
-        others = neighbours(x, graph, y)  # (B, N, K, C)
-        self.of_edges = torch.ones(graph.shape, dtype=x.dtype, device=x.device).requires_grad_()
-        others = others + (self.of_edges - 1).unsqueeze(3) * (others - x.unsqueeze(2))
-        own_copies = torch.arange(graph[0].numel(), device=x.device).view(graph.shape[1:])
-        return self.conv(x, own_copies.expand_as(graph), others.flatten(1, 2))
-
-
-class _WithoutEdges(nn.Module):
-    """A graph convolution in copies of one image, each of which lacks an edge; or all edges.
-
-    Edge `columns[b]` of node `rows[b]` is left out in copy b, and the others of that node stay. A
-    node without edges has itself as its only neighbour.
-    """
-
-    def __init__(self, conv: nn.Module, edges: tuple[Tensor, Tensor] | None) -> None:
-        super().__init__()
-        self.conv, self.edges = conv, edges
-
-    def forward(self, x: Tensor, graph: Tensor, y: Candidates) -> Tensor:
-        num_nodes, degree = graph.shape[1:]
-        if self.edges is None:
-            itself = torch.arange(num_nodes, device=x.device).view(1, -1, 1)
-            return self.conv(x, itself.expand(len(x), -1, -1), None)
-        rows, columns = self.edges
-        copies = torch.arange(len(rows), device=x.device)
-        own = x[copies, rows].unsqueeze(1)  # (b, 1, C)
-        if degree == 1:
-            rest, y_of_rows = graph.new_zeros(len(rows), 1, 1), own
-        else:
-            stays = torch.arange(degree, device=x.device) != columns.unsqueeze(1)
-            rest = graph[copies, rows][stays].view(len(rows), 1, degree - 1)
-            y_of_rows = x if y is None else y
-        result = self.conv(x, graph, y).clone()
-        result[copies, rows] = self.conv(own, rest, y_of_rows)[:, 0]
-        return result
-
-
-def explain_image(model: StagedModel, image: Tensor, target: int | None, most: int) -> Explanation:
-    """Explain the logit of a class of an image, by default the likeliest, (1, C, H, W).
-
-    Of each block, so many edges are left out alone, those with the largest gradient.
-    """
+def explain_image(model: StagedModel, image: Tensor, question: Question) -> Explanation:
+    """Explain a logit of an image, (1, C, H, W); the model is in evaluation mode."""
     with torch.no_grad():
         logits = model(image)[0]
         nodes = model.embed(image)
-    likely = likeliest(logits)
-    target = likely if target is None else target
-    logit = float(logits[target])
-    gradient, of_edges, taken = _gradients(model, nodes, target)
+    measure = question.begun(logits)
+    gradient, of_edges, taken = _gradients(model, nodes, measure)
     edges: list[EdgeShares] = []
     with torch.no_grad():
-        drops, side = _occluded(model, nodes, gradient.shape, target, logit)
+        drops, side = _occluded(model, nodes, gradient.shape, measure)
         for block, of_block in of_edges.items():
             assert isinstance(model, VisionGnn)
-            edges.append(_edges(model, block, taken[block], of_block, target, logit, most))
-    return Explanation(target, logits, gradient, drops, tuple(edges), side)
+            edges.append(_edges(model, block, taken[block], of_block, measure))
+    return Explanation(measure.target, logits, gradient, drops, tuple(edges), side)
 
 
 def _gradients(
-    model: StagedModel, nodes: Tensor, target: int
+    model: StagedModel, nodes: Tensor, measure: Measure
 ) -> tuple[np.ndarray, dict[int, np.ndarray], dict[int, _Taken]]:
     """Return gradient × input of nodes, (H, W), and edges, (N, K), and what each block takes."""
-    nodes = nodes.detach().requires_grad_()
+    x = nodes = nodes.detach().requires_grad_()
     taken: dict[int, _Taken] = {}
-    factors: dict[int, _Factors] = {}
+    convs: dict[int, _Recorded] = {}
     if isinstance(model, VisionGnn):
-        x, given = nodes, None
+        given = None
         for name, block in model.backbone.items():
             before = x.detach(), given
             if not isinstance(block, Block):
                 x, _, given = model.run_module(name, block, x, None, given)
                 continue
-            conv = _Factors(_conv_of(block))
+            conv = _Recorded(_conv_of(block))
             with _replaced(block, conv):
                 x, graph, given = model.run_module(name, block, x, None, given)
             assert graph is not None
-            factors[int(name)], taken[int(name)] = conv, _Taken(*before, graph)
+            convs[int(name)], taken[int(name)] = conv, _Taken(*before, graph)
         height, width = nodes.shape[1:3]
     else:
-        x = model.run_blocks(nodes, None)
         assert isinstance(model, VigStudy)
+        x = model.run_blocks(nodes, None)
         height, width = model.img_size
-    logit = model.read_out(x, None)[0, target]
-    inputs = {block: conv.of_edges for block, conv in factors.items()}
-    of_nodes, *of_edges = gradients_of(logit, [nodes, *inputs.values()])
-    products = (of_nodes * nodes.detach()).sum(-1).double().view(height, width).cpu().numpy()
-    rows = [gradient[0].double().cpu().numpy() for gradient in of_edges]
-    return products, dict(zip(inputs, rows, strict=True)), taken
+    inputs = [nodes, *(conv.result for conv in convs.values())]
+    of_nodes, *of_results = measure.gradients(model.read_out(x, None)[0], inputs)
+    with torch.no_grad():
+        products = (of_nodes * nodes).sum(-1).double().view(height, width).cpu().numpy()
+        of_edges = {
+            block: conv.shares(gradient).double().cpu().numpy()
+            for (block, conv), gradient in zip(convs.items(), of_results, strict=True)
+        }
+    return products, of_edges, taken
 
 
 def _occluded(
-    model: StagedModel, nodes: Tensor, grid: tuple[int, ...], target: int, logit: float
+    model: StagedModel, nodes: Tensor, grid: tuple[int, ...], measure: Measure
 ) -> tuple[np.ndarray, int]:
     """Return by how much the logit falls if squares of nodes are 0, (H', W'), and their sides."""
     height, width = grid
@@ -158,47 +104,105 @@ def _occluded(
         numbers = torch.from_numpy(some).to(nodes.device)
         is_out = squares == numbers.view(-1, *[1] * squares.ndim)
         x = model.run_blocks(nodes.masked_fill(is_out.unsqueeze(-1), 0), None)
-        drops.flat[some] = logit - model.read_out(x, None)[:, target].double().cpu().numpy()
+        drops.flat[some] = measure.drops(model.read_out(x, None))
     return drops, side
 
 
 def _edges(
-    model: VisionGnn,
-    block: int,
-    taken: _Taken,
-    gradient: np.ndarray,
-    target: int,
-    logit: float,
-    most: int,
+    model: VisionGnn, block: int, taken: _Taken, gradient: np.ndarray, measure: Measure
 ) -> EdgeShares:
-    """Measure what the logit owes to the edges of a block; their gradients are (N, K)."""
+    """Measure what the logit owes to the edges of a block, whose gradients are (N, K)."""
+    module = model.backbone[str(block)]
+    assert isinstance(module, Block)
 
-    def logits(edges: tuple[Tensor, Tensor] | None, num: int) -> Tensor:
-        module = model.backbone[str(block)]
-        assert isinstance(module, Block)
-        x = taken.x.expand(num, -1, -1, -1)
-        given = None if taken.given is None else taken.given.expand(num, -1, -1)
-        with _replaced(module, _WithoutEdges(_conv_of(module), edges)):
+    def logits_with(conv: nn.Module, num_copies: int) -> Tensor:
+        """Run the block with another graph convolution, then the rest of the model: (b, C)."""
+        x = taken.x.expand(num_copies, -1, -1, -1)
+        given = None if taken.given is None else taken.given.expand(num_copies, -1, -1)
+        with _replaced(module, conv):
             x, _, given = model.run_module(str(block), module, x, None, given)
         for name, following in model.backbone.items():
             if int(name) > block:
                 x, _, given = model.run_module(name, following, x, None, given)
-        return model.read_out(x, None)[:, target]
+        return model.read_out(x, None)
 
     def logits_without(some: np.ndarray) -> Tensor:
         ends = [torch.from_numpy(a).to(taken.x.device) for a in np.unravel_index(some, shape)]
-        return logits((ends[0], ends[1]), len(some))
+        return logits_with(_WithoutEdge(conv, *ends), len(some))
 
-    shape = gradient.shape
-    drops = measure_drops(logit, gradient, most, logits_without)
+    shape, conv = gradient.shape, _conv_of(module)
+    drops = measure.drops_of_strongest(gradient, logits_without)
     return EdgeShares(
         block,
         taken.graph.neighbours[0].flatten().cpu().numpy(),
         np.repeat(np.arange(shape[0]), shape[1]),
         gradient.ravel(),
         drops.ravel(),
-        logit - float(logits(None, 1)),
+        float(measure.drops(logits_with(_WithoutEdges(conv), 1))[0]),
     )
+
+
+class _Recorded(nn.Module):
+    """A graph convolution that keeps its result, and can tell what this owes to each edge."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+        self.result = torch.empty(0)  # (1, N, 2C)
+
+    def forward(self, x: Tensor, graph: Tensor, y: Tensor | None) -> Tensor:
+        self.taken, self.result = (x, graph, y), self.conv(x, graph, y)
+        return self.result
+
+    def shares(self, gradient: Tensor) -> Tensor:
+        """Multiply the gradient of the result by what the result owes to each edge: (N, K)."""
+        x, graph, y = self.taken
+        shares: list[Tensor] = []
+        for place in range(graph.shape[2]):
+            rest = torch.cat((graph[..., :place], graph[..., place + 1 :]), dim=2)
+            owed = self.result - _convolved(self.conv, x, rest, y)
+            shares.append((gradient * owed).sum(2)[0])
+        return torch.stack(shares, dim=1)
+
+
+class _WithoutEdge(nn.Module):
+    """A graph convolution in copies of one image, in each of which one edge is left out.
+
+    In copy b it is the edge in place `places[b]` of node `nodes[b]`, which keeps its others.
+    """
+
+    def __init__(self, conv: nn.Module, nodes: Tensor, places: Tensor) -> None:
+        super().__init__()
+        self.conv, self.nodes, self.places = conv, nodes, places
+
+    def forward(self, x: Tensor, graph: Tensor, y: Tensor | None) -> Tensor:
+        copies, degree = torch.arange(len(self.nodes), device=x.device), graph.shape[2]
+        stays = torch.arange(degree, device=x.device) != self.places.unsqueeze(1)
+        rest = graph[copies, self.nodes][stays].view(len(copies), 1, degree - 1)
+        own = x[copies, self.nodes].unsqueeze(1)  # (b, 1, C)
+        result = self.conv(x, graph, y).clone()
+        changed = _convolved(self.conv, own, rest, x if y is None else y)
+        result[copies, self.nodes] = changed[:, 0]
+        return result
+
+
+class _WithoutEdges(nn.Module):
+    """A graph convolution without its edges."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: Tensor, graph: Tensor, y: Tensor | None) -> Tensor:
+        return _convolved(self.conv, x, graph[..., :0], y)
+
+
+def _convolved(conv: nn.Module, x: Tensor, graph: Tensor, y: Tensor | None) -> Tensor:
+    """Convolve over a graph, (B, N, K); without edges each node is its own only neighbour."""
+    if graph.shape[2]:
+        return conv(x, graph, y)
+    itself = torch.arange(x.shape[1], device=x.device).view(1, -1, 1)
+    return conv(x, itself.expand(len(x), -1, -1), None)
 
 
 def _conv_of(block: Block) -> nn.Module:

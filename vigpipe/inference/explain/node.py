@@ -1,11 +1,10 @@
 """Which nodes and edges the logit of a node of a graph rests on.
 
-Only nodes from which the node can be reached in as many steps as the model has layers count. They
-are numbered from 0, the node itself, by the steps that they are away. Edges have the weights that
-they have in the whole graph, also where others are left out.
+Only nodes from which the node can be reached within as many steps as the model has layers count.
+They are numbered from 0, the node itself, by the steps that they are away. Edges have the weights
+that they have in the whole graph, also where others are left out.
 """
 
-from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, Self
@@ -21,9 +20,7 @@ from vigpipe.graphs.samplers.aggregation import degrees_of
 from vigpipe.inference.explain.explanation import (
     EdgeShares,
     Explanation,
-    gradients_of,
-    likeliest,
-    measure_drops,
+    Question,
 )
 from vigpipe.model.gnn.edges import Edges
 from vigpipe.model.gnn.model import GraphModel
@@ -131,70 +128,73 @@ class _Weighed(Edges):
         return total.index_add(0, self.adjacency.targets, brought)
 
 
-class _InLayers(Edges):
-    """The same edges in all layers, with factors of their own in some layers."""
+def explain_node(model: GraphModel, around: Surroundings, question: Question) -> Explanation:
+    """Explain a logit of a node; the model is in evaluation mode.
 
-    def __init__(self, adjacency: Adjacency, factors: Mapping[int, Tensor]) -> None:
-        super().__init__(adjacency)
-        self._factors = factors
-
-    def of_layer(self, index: int) -> Edges:
-        if index in self._factors:
-            return _Weighed(self.adjacency, self._factors[index])
-        return self
-
-
-def explain_node(
-    model: GraphModel, around: Surroundings, target: int | None, most: int
-) -> Explanation:
-    """Explain the logit of a class of a node, by default the likeliest.
-
-    So many nodes, and edges of each layer, are left out alone, those with the largest gradient. An
-    edge that is left out brings nothing: sums and attention do not count it, and weights and shares
-    of the others stay; maxima are those of the others.
+    An edge that is left out brings nothing: sums and attention do not count it, and weights and
+    shares of the others stay; maxima are those of the others.
     """
-    adjacency, num_layers = around.edges, model.num_layers
-
-    def logits(x: Tensor, factors: Mapping[int, Tensor]) -> Tensor:
-        return model(x, None, _InLayers(adjacency, factors))[0]
-
+    edges, num_layers = around.edges, model.num_layers
     with torch.no_grad():
-        of_classes = logits(around.x, {})
-    likely = likeliest(of_classes)
-    target = likely if target is None else target
-    logit = float(of_classes[target])
+        taken = _taken(model, around)
+        logits = _logits(model, taken[-1])
+    measure = question.begun(logits)
 
-    x, ones = around.x.clone().requires_grad_(), around.x.new_ones(adjacency.num_edges)
-    factors = {layer: ones.clone().requires_grad_() for layer in range(num_layers)}
-    of_nodes, *of_edges = gradients_of(logits(x, factors)[target], [x, *factors.values()])
+    x, ones = around.x.clone().requires_grad_(), around.x.new_ones(edges.num_edges)
+    factors = [ones.clone().requires_grad_() for _ in range(num_layers)]
+    y = model.embed(x)
+    for layer, of_layer in enumerate(factors):
+        y = model.convs[str(layer)](y, None, _Weighed(edges, of_layer))
+    of_nodes, *of_edges = measure.gradients(_logits(model, y), [x, *factors])
     products = (of_nodes * around.x).sum(1).double().numpy()
 
     def without_nodes(some: np.ndarray) -> Tensor:
         changed = (around.x.index_fill(0, torch.tensor([i]), 0) for i in some)
-        return torch.stack([logits(x, {})[target] for x in changed])
+        return torch.stack([_logits_from(model, 0, model.embed(x), edges) for x in changed])
 
-    steps = torch.from_numpy(around.steps)[adjacency.targets]
+    steps = torch.from_numpy(around.steps)[edges.targets]
 
     def shares_of(layer: int, gradient: Tensor) -> EdgeShares:
-        counting = (steps < num_layers - layer).nonzero()[:, 0]  # the others cannot matter
+        relevant = (steps < num_layers - layer).nonzero()[:, 0]  # what others bring gets nowhere
 
-        def without(numbers: Tensor) -> Tensor:
-            return logits(around.x, {layer: ones.index_fill(0, numbers, 0)})[target]
+        def logits_without(numbers: Tensor) -> Tensor:
+            weighed = _Weighed(edges, ones.index_fill(0, numbers, 0))
+            y = model.convs[str(layer)](taken[layer], None, weighed)
+            return _logits_from(model, layer + 1, y, edges)
 
         def without_edges(some: np.ndarray) -> Tensor:
-            return torch.stack([without(numbers) for numbers in counting[some].split(1)])
+            return torch.stack([logits_without(number) for number in relevant[some].split(1)])
 
-        gradients = gradient[counting].double().numpy()
+        gradients = gradient[relevant].double().numpy()
         return EdgeShares(
             layer,
-            adjacency.indices[counting].numpy(),
-            adjacency.targets[counting].numpy(),
+            edges.indices[relevant].numpy(),
+            edges.targets[relevant].numpy(),
             gradients,
-            measure_drops(logit, gradients, most, without_edges),
-            logit - float(without(counting)),
+            measure.drops_of_strongest(gradients, without_edges),
+            float(measure.drops(logits_without(relevant)[None])[0]),
         )
 
     with torch.no_grad():
-        drops = measure_drops(logit, products, most, without_nodes)
-        edges = tuple(shares_of(layer, gradient) for layer, gradient in enumerate(of_edges))
-    return Explanation(target, of_classes, products, drops, edges)
+        drops = measure.drops_of_strongest(products, without_nodes)
+        shares = tuple(shares_of(layer, gradient) for layer, gradient in enumerate(of_edges))
+    return Explanation(measure.target, logits, products, drops, shares)
+
+
+def _taken(model: GraphModel, around: Surroundings) -> list[Tensor]:
+    """Return what each layer takes, and what the last one gives."""
+    taken = [model.embed(around.x)]
+    for layer in model.convs.values():
+        taken.append(layer(taken[-1], None, around.edges))
+    return taken
+
+
+def _logits_from(model: GraphModel, layer: int, x: Tensor, edges: Excerpt) -> Tensor:
+    """Return the node's logits, (C,), from what a layer takes."""
+    for index in range(layer, model.num_layers):
+        x = model.convs[str(index)](x, None, edges)
+    return _logits(model, x)
+
+
+def _logits(model: GraphModel, x: Tensor) -> Tensor:
+    return model.read_out(x[:1], None)[0]

@@ -14,19 +14,20 @@ import numpy as np
 from vigpipe.config.verbs import MADE_BY_EXPLAIN
 from vigpipe.files.figures import matplotlib_defaults
 from vigpipe.files.names import shortened
-from vigpipe.inference.drawing import begin, finish
+from vigpipe.inference.panels import begin, finish, place_legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 FOR, AGAINST, UNKNOWN = "#c0001a", "#0057c2", "#9a9a9a"
 STRONGEST = 0.8  # how much of a patch its colour hides
-PALE = 0.45  # how much of the image is white
-MOST_CHARACTERS = 20  # of a node's name
+PALE = 0.55  # how much of the image is white
+MOST_CHARACTERS = 16  # of a node's name
+ROOM_OF_NAME = (0.35, 0.05)  # of a panel with nodes
+BEND = 0.15  # of an arrow, so that both of a pair of nodes can be seen
 DOT, OWN_DOT = 30, 110  # points²
 WIDEST, THINNEST = 2.6, 0.7  # of arrows, points
-MARGIN = 0.08  # around a graph, fraction of the panel
+MARGIN = 0.1  # around a graph, fraction of the panel
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,14 @@ def draw_explanation(
     The first of these places is that of the node that is explained; the first ones have names. The
     path ends in .png, .pdf or .svg.
     """
+    from matplotlib.patches import Patch
+
     is_image = background.ndim == 3
     ratio = background.shape[0] / background.shape[1] if is_image else 1.0
     figure, axes, corner = begin(len(panels), ratio, heading)
-    _draw_legend(figure, corner)
+    colours = [Patch(color=FOR), Patch(color=AGAINST)]
+    meanings = ["the logit rests on it", "the logit is larger without it"]
+    place_legend(figure, corner, colours, labels=meanings)
     for panel, its_axes in zip(panels, axes, strict=True):
         its_axes.set_title(panel.title, fontsize=9, pad=3)
         its_axes.set_axis_off()
@@ -114,7 +119,15 @@ def _draw_nodes(
     sizes = np.full(len(places), DOT)
     sizes[0] = OWN_DOT
     axes.scatter(*places.T, s=sizes, c=faces, edgecolors="0.35", linewidths=0.7, zorder=2)
+    if values is None:
+        return  # arrows would run through the names
+    named: list[np.ndarray] = []
     for place, name in zip(places, names, strict=False):
+        # The first names are those of the nodes that count most; others that overlap them are not
+        # written.
+        if any((np.abs(place - other) < ROOM_OF_NAME).all() for other in named):
+            continue
+        named.append(place)
         axes.annotate(
             shortened(name, MOST_CHARACTERS),
             place,
@@ -123,7 +136,6 @@ def _draw_nodes(
             ha="center",
             fontsize=7,
             parse_math=False,
-            zorder=4,
         )
 
 
@@ -131,30 +143,17 @@ def _draw_arrows(axes: "Axes", arrows: Arrows) -> None:
     shades = _shades(arrows.values)
     weakest_first = np.argsort(shades, kind="stable")
     colours = _colours(arrows.values)
-    for i in weakest_first:
+    for i in weakest_first:  # so that the strongest lie on top
         width = THINNEST + (WIDEST - THINNEST) * shades[i]
-        look: dict[str, Any] = {"color": colours[i], "alpha": 0.35 + 0.65 * shades[i], "zorder": 3}
+        look: dict[str, Any] = {"color": colours[i], "alpha": 0.5 + 0.5 * shades[i], "zorder": 3}
         start, end = arrows.starts[i], arrows.ends[i]
         if np.array_equal(start, end):  # the node itself
             axes.plot(*start, marker="o", fillstyle="none", markeredgewidth=width, **look)
             continue
-        style: dict[str, Any] = {"arrowstyle": "-|>,head_width=0.18,head_length=0.35"}
+        style: dict[str, Any] = {
+            "arrowstyle": "-|>,head_width=0.18,head_length=0.35",
+            "connectionstyle": f"arc3,rad={BEND}",
+        }
         axes.annotate(
             "", end, start, arrowprops={**style, "linewidth": width, "shrinkA": 0, **look}
         )
-
-
-def _draw_legend(figure: "Figure", corner: tuple[float, float]) -> None:
-    from matplotlib.patches import Patch
-
-    figure.legend(
-        handles=[Patch(color=FOR), Patch(color=AGAINST)],
-        labels=["the logit rests on it", "the logit is larger without it"],
-        loc="upper left",
-        bbox_to_anchor=corner,
-        borderaxespad=0,
-        borderpad=0.2,
-        ncols=2,
-        frameon=False,
-        fontsize=9,
-    )

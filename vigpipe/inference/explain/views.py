@@ -8,10 +8,11 @@ import numpy as np
 
 from vigpipe.files.names import escaped
 from vigpipe.graphs.graph import Graph
-from vigpipe.inference.drawing import size_of
 from vigpipe.inference.explain.explanation import EdgeShares, Explanation, strongest
 from vigpipe.inference.explain.node import Surroundings
 from vigpipe.inference.explain.picture import Arrows, Heat, draw_explanation
+from vigpipe.inference.panels import size_of
+from vigpipe.messages import plural
 from vigpipe.model.position import Grid
 
 _MOST_NODES, _MOST_NAMES = 100, 12  # of a graph in a picture
@@ -36,14 +37,20 @@ class ImageView:
 
     def part(self, index: int) -> tuple[str, float]:
         """Return the name of what is occluded, and its gradient × input."""
-        gradient, side = self.explanation.gradient, self.explanation.side
-        row, column = divmod(index, self.explanation.drops.shape[1])
-        square = gradient[row * side : (row + 1) * side, column * side : (column + 1) * side]
-        (rows, row_name), (columns, column_name) = (
-            _span(i * side, n, name)
-            for i, n, name in zip((row, column), square.shape, ("row", "column"), strict=True)
-        )
-        return f"{row_name} {rows}, {column_name} {columns}", float(square.sum())
+        found, position = self.explanation, divmod(index, self.explanation.drops.shape[1])
+        spans = [
+            _span(name, i * found.side, min((i + 1) * found.side, num) - 1)
+            for name, i, num in zip(("row", "column"), position, found.gradient.shape, strict=True)
+        ]
+        return ", ".join(spans), float(self.gradient[position])
+
+    @property
+    def gradient(self) -> np.ndarray:
+        """Gradient × input of what is occluded, (H', W')."""
+        found, sums = self.explanation, self.explanation.gradient
+        for axis, num in enumerate(sums.shape):
+            sums = np.add.reduceat(sums, np.arange(0, num, found.side), axis)
+        return sums
 
     def edge(self, edges: EdgeShares, index: int) -> str:
         """Name an edge of a block."""
@@ -71,7 +78,7 @@ class ImageView:
         """Draw the nodes and the edges of some blocks."""
         found = self.explanation
         panels: list[Heat | Arrows] = [
-            Heat(_title("gradient × input", found.gradient), found.gradient),
+            Heat(_title("gradient × input", self.gradient), self.gradient),
             Heat(_title(self.occluded, found.drops), found.drops),
         ]
         for edges in found.edges:
@@ -84,8 +91,8 @@ class ImageView:
                     (edges.targets, edges.sources), self.grids[edges.block], strict=True
                 )
             ]
-            title = _edges_title(self.kind, edges)
-            panels.append(Arrows(title, ends[1], ends[0], edges.drops[some]))
+            drops = edges.drops[some]
+            panels.append(Arrows(_edges_title(self.kind, edges, drops), ends[1], ends[0], drops))
         draw_explanation(self.pixels, panels, heading, path)
 
     @property
@@ -142,8 +149,8 @@ class NodeView:
             ends = [places[place[numbers[some]]] for numbers in (edges.sources, edges.targets)]
             is_shown = (place[edges.sources[some]] >= 0) & (place[edges.targets[some]] >= 0)
             starts, stops = (points[is_shown] for points in ends)
-            title = _edges_title(self.kind, edges)
-            panels.append(Arrows(title, starts, stops, edges.drops[some][is_shown]))
+            drops = edges.drops[some][is_shown]
+            panels.append(Arrows(_edges_title(self.kind, edges, drops), starts, stops, drops))
         names = [self.name(i) for i in shown[:_MOST_NAMES]]
         draw_explanation(places, panels, heading, path, names)
 
@@ -166,7 +173,8 @@ class NodeView:
         for step in range(1, int(steps[shown].max()) + 1):
             ring = np.flatnonzero(steps[shown] == step)
             order = ring[np.argsort([self._towards(shown[i], angles, drawn) for i in ring])]
-            angles[shown[order]] = turns = 2 * np.pi * np.arange(len(order)) / max(1, len(order))
+            # Rings are turned against each other, or arrows would run through other nodes.
+            angles[shown[order]] = turns = step + 2 * np.pi * np.arange(len(order)) / len(order)
             radius = 0.5 * step / steps[shown].max()
             places[order] = 0.5 + radius * np.stack((np.cos(turns), np.sin(turns)), 1)
         return places
@@ -191,9 +199,9 @@ def name_of(graph: Graph, node: int) -> str:
     return escaped(graph.node_names[node], _LONGEST)
 
 
-def _span(first: int, num: int, name: str) -> tuple[str, str]:
-    """Write the numbers of rows or columns, and what they are."""
-    return (f"{first}", name) if num == 1 else (f"{first}-{first + num - 1}", f"{name}s")
+def _span(name: str, first: int, last: int) -> str:
+    """Write the numbers of some rows or columns."""
+    return f"{name} {first}" if first == last else f"{name}s {first}-{last}"
 
 
 def _centres(numbers: np.ndarray, grid: Grid) -> np.ndarray:
@@ -207,7 +215,7 @@ def _title(what: str, values: np.ndarray) -> str:
     return f"{what}\nup to ±{largest:.3g}"
 
 
-def _edges_title(kind: str, edges: EdgeShares) -> str:
-    measured, num = len(edges.measured), len(edges.gradient)
-    what = f"{kind} {edges.block}: {measured} of {num:,} edges, left out alone"
-    return _title(what, edges.drops)
+def _edges_title(kind: str, edges: EdgeShares, drops: np.ndarray) -> str:
+    """Write what arrows with these drops are."""
+    num = plural(len(edges.gradient), "edge")
+    return _title(f"{kind} {edges.block}: {len(drops)} of {num}, left out alone", drops)
