@@ -161,3 +161,19 @@ def _one_thread():
     import torch
 
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _own_variables():
+    """What a test's code sets in the environment is gone before the next one.
+
+    monkeypatch.delenv does not remember a variable that is not there.
+    """
+    before = dict(os.environ)
+    yield
+    set_by_pytest = "PYTEST_CURRENT_TEST"
+    for name in {*before, *os.environ} - {set_by_pytest}:
+        if name not in before:
+            del os.environ[name]
+        elif os.environ.get(name) != before[name]:
+            os.environ[name] = before[name]
