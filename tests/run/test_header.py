@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from vigpipe.config.options import TrainConfig
+from vigpipe.model.variants import create_model
 from vigpipe.run.facts import prepare
 from vigpipe.run.header import crowded, header
 
@@ -54,6 +55,15 @@ def test_a_graph():
     assert third == "2 shards, on cpu; results in out"
     _, second, _ = lines(**options, sampler="parts", parts=4, microbatches=2)
     assert second.startswith("2 epochs of 2 steps of 2 sub-graphs; ")
+
+
+def test_weights_and_how_many_classes_they_had(tmp_path):
+    weights = tmp_path / "published.pth"  # which has no metadata
+    for before, change in ((4, " (4 → 10 classes)"), (10, "")):
+        state = create_model("vig_digits", num_classes=before, in_chans=1).state_dict()
+        torch.save(state, weights)
+        _, second, _ = lines(weights=weights, new_classifier=True)
+        assert second.endswith(f"; weights from {weights}, except prediction.4{change}")
 
 
 def test_a_crowded_machine_is_told_of():
