@@ -23,7 +23,7 @@ from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import Plan, even_plan, read_plan
 from vigpipe.replication.course import Course
 from vigpipe.replication.feedback import notes_on_compression
-from vigpipe.run.initial_weights import initial_state, notes_on_weights, read_initial
+from vigpipe.run.initial_weights import classes_in, initial_state, notes_on_weights, read_initial
 from vigpipe.run.open_job import open_job
 from vigpipe.run.trackers import check_tracker
 
@@ -42,6 +42,7 @@ class Run:
     parameter_order: dict[str, int]  # index of every parameter in the unsplit model, by name
     dtype: torch.dtype  # of the weights
     notes: tuple[str, ...] = ()  # sentences that the user should read before the run
+    classes_before: int | None = None  # that the last layer of --weights tells apart, if it has one
 
     def __post_init__(self) -> None:
         # The job has the options too, and keeps them when a run is made from another.
@@ -222,8 +223,11 @@ def prepare(
     with torch.device("meta"), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", FewNodesWarning)
         model = job.make_model()
+    classes_before = None
     if config.weights is not None:
-        initial_state(read_initial(config.weights), config, job, model)
+        state = read_initial(config.weights)
+        initial_state(state, config, job, model)
+        classes_before = classes_in(state, model)
     num_blocks = len(model.numbered_blocks)
     if frozen_pieces(config, model) and config.strategy == "subnetworks":
         raise InputError(
@@ -263,7 +267,7 @@ def prepare(
             "repetition from a first run, and BatchNorm would count twice; leave one out"
         )
     order = {name: i for i, (name, _) in enumerate(model.named_parameters())}
-    run = Run(config, job, layout, plan, order, dtype)
+    run = Run(config, job, layout, plan, order, dtype, classes_before=classes_before)
     job.check(run.batch_layout, model, plan)
     if run.has_subnetworks:
         _check_divisible(config, job, model)

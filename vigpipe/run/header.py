@@ -1,7 +1,7 @@
 """Say before a run what it will do: data and model, steps and weights, layout and machine."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -9,7 +9,6 @@ import torch
 from vigpipe.launch.environment import num_cores
 from vigpipe.messages import plural
 from vigpipe.run.facts import Run
-from vigpipe.run.initial_weights import read_initial
 
 _CROWDED = 1.5  # programs that want to run, for each core
 
@@ -50,18 +49,11 @@ def _weights(run: Run) -> Iterator[str]:
         return
     kept = ""
     if run.config.new_classifier:
-        last, dims = run.wide_model.classifier()
-        before, now = _classes_in(path, last, dims), len(run.job.class_names)
+        last, _ = run.wide_model.classifier()
+        before, now = run.classes_before, len(run.job.class_names)
         classes = "" if before in (None, now) else f" ({before:,} → {now:,} classes)"
         kept = f", except {last.rstrip('.')}{classes}"
     yield f"weights from {path}{kept}"
-
-
-def _classes_in(path: Path, last: str, dims: Mapping[str, int]) -> int | None:
-    """Return how many classes a file of weights has by its last layer; None if it lacks that."""
-    state = read_initial(path)
-    numbers = (state[last + name].shape[dim] for name, dim in dims.items() if last + name in state)
-    return next(numbers, None)
 
 
 def crowded(load: float, cores: int, threads: int) -> Iterator[str]:

@@ -26,6 +26,13 @@ def read_initial(path: Path) -> dict[str, Tensor]:
     return to_reference_names(read_weights(path))
 
 
+def classes_in(state: Mapping[str, Tensor], model: StagedModel) -> int | None:
+    """Return how many classes the last layer of `read_initial` tells apart; None if it lacks it."""
+    last, dims = model.classifier()
+    found = (state[last + name].shape[dim] for name, dim in dims.items() if last + name in state)
+    return next(found, None)
+
+
 def initial_state(
     state: Mapping[str, Tensor],
     config: TrainConfig,
