@@ -15,6 +15,7 @@ from vigpipe.config.choices import Shell
 from vigpipe.config.options import TrainConfig, check_numbers, check_timed_steps
 from vigpipe.config.verbs import (
     MADE_BY_GRAPH,
+    PICTURES,
     EvaluateConfig,
     ExplainConfig,
     GraphConfig,
@@ -146,8 +147,7 @@ def make_app(arguments: list[str]) -> App:
     @app.command
     def graph(*, config: Options[GraphConfig]) -> None:
         """Draw which patches of an image a node is connected to."""
-        suffixes = (".png", ".pdf", ".svg")
-        check_new_file(config.out, "--out ", suffixes, mark=MADE_BY_GRAPH, overwrite=None)
+        check_new_file(config.out, "--out ", PICTURES, mark=MADE_BY_GRAPH, overwrite=None)
         from vigpipe.commands.graph import draw_graph  # imports torch
 
         draw_graph(config)

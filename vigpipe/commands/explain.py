@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn
+from rich.progress import SpinnerColumn
 from tabulate import tabulate
 
+from vigpipe.commands.bar import bar
 from vigpipe.commands.blocks import parse_blocks
 from vigpipe.config.verbs import ExplainConfig
 from vigpipe.errors import InputError
@@ -18,7 +17,7 @@ from vigpipe.inference.arrays import write_arrays
 from vigpipe.inference.explain.explanation import Question, strongest
 from vigpipe.inference.explain.image import explain_image
 from vigpipe.inference.explain.node import Surroundings, explain_node
-from vigpipe.inference.explain.views import ImageView, NodeView, View, name_of
+from vigpipe.inference.explain.views import ImageView, NodeView, View
 from vigpipe.inference.graph_description import read_graph_description
 from vigpipe.inference.load import build_from, load
 from vigpipe.inference.load_graph_model import GraphTransform
@@ -76,11 +75,7 @@ def explain(config: ExplainConfig) -> None:
 @contextmanager
 def _shown() -> Iterator[Callable[[int], object]]:
     """Show on a terminal how many nodes and edges have been left out."""
-    console = Console(stderr=True)
-    columns = SpinnerColumn(), "leaving out nodes and edges:", "{task.completed}"
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
+    with bar(SpinnerColumn(), "leaving out nodes and edges:", "{task.completed}") as progress:
         task = progress.add_task("", total=None)
         yield lambda number: progress.advance(task, number)
 
@@ -124,8 +119,8 @@ def _explain_node(config: ExplainConfig, advance: Callable[[int], object]) -> _E
     model = build_from(config.weights, description.build).eval()
     assert isinstance(model, GraphModel)
     view = NodeView(explain_node(model, around, question), graph, around)
-    name, number = name_of(graph, node), graph.numbers_of(np.array([node]))[0]
-    what = f"{name} of {config.data}" if graph.node_names is None else f"{name} (node {number})"
+    of = f" of {config.data}" if graph.node_names is None else f" (node {node})"
+    what = view.name(0) + of
     return _Explained(what, description.model, class_names, graph.is_multi_label, view, blocks)
 
 

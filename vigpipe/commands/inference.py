@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from vigpipe.commands.bar import bar
 from vigpipe.config.verbs import EvaluateConfig, InferenceConfig, PredictConfig
 from vigpipe.data.picture import to_pil
 from vigpipe.errors import DONE, InputError
@@ -147,11 +148,7 @@ def _results(config: InferenceConfig, samples: Samples, split: str, judge: Judge
 
 def _shown(outputs: Iterator[Output], num_samples: int) -> Iterator[Output]:
     """Show a bar on a terminal while outputs come, which goes when all have come."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    with bar() as progress:
         task = progress.add_task("evaluating", total=num_samples)
         for output in outputs:
             yield output

@@ -9,6 +9,7 @@ from vigpipe.config.options import TrainConfig, as_given, check_numbers, flag, g
 from vigpipe.config.verbs import (
     MADE_BY_EVALUATE,
     MADE_BY_EXPLAIN,
+    PICTURES,
     EvaluateConfig,
     ExplainConfig,
     InferenceConfig,
@@ -127,8 +128,7 @@ def check_explained(config: ExplainConfig) -> None:
     check_numbers(TrainConfig(seed=config.seed, image_size=config.image_size))
     if config.most < 1:
         raise InputError(f"--most {config.most}: must be at least 1")
-    suffixes = (".png", ".pdf", ".svg")
-    check_new_file(config.out, "--out ", suffixes, mark=MADE_BY_EXPLAIN, overwrite=None)
+    check_new_file(config.out, "--out ", PICTURES, mark=MADE_BY_EXPLAIN, overwrite=None)
     if config.arrays is not None:
         check_new_file(config.arrays, "--arrays ", (".npz",), overwrite=None)
 

@@ -11,6 +11,7 @@ from vigpipe.schedules import Schedule
 Format = Literal["text", "json", "csv"]
 Split = Literal["all", "train", "validation", "test"]
 
+PICTURES = (".png", ".pdf", ".svg")  # endings of the pictures of graph and explain
 MADE_BY_GRAPH = "vigpipe graph"  # the mark of its pictures
 MADE_BY_EXPLAIN = "vigpipe explain"
 MADE_BY_EVALUATE = '<meta name="generator" content="vigpipe evaluate">'  # and of its pages

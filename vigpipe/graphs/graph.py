@@ -68,6 +68,12 @@ class Graph:
     def numbers_of(self, nodes: np.ndarray) -> np.ndarray:
         return nodes if self.numbers is None else self.numbers[nodes]
 
+    def name_of(self, node: int) -> str:
+        """Return the name of a node; if nodes have none, its number in the user's files."""
+        if self.node_names is None:
+            return f"node {self.numbers_of(np.array(node))}"
+        return self.node_names[node]
+
     def edges_into(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return edges_into(self.indptr, nodes)
 

@@ -197,8 +197,7 @@ class NodeSamples:
         return plural(int(self.is_known.sum()), f"{which} node")
 
     def name_of(self, index: int) -> str:
-        names, node = self.graph.node_names, self.nodes[index]
-        return f"node {self.graph.numbers_of(node)}" if names is None else names[node]
+        return self.graph.name_of(self.nodes[index])
 
     def outputs(self, rank_state: RankState, *, has_features: bool) -> Iterator[Output]:
         output = output_of_nodes(rank_state, has_features=has_features)

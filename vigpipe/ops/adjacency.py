@@ -113,6 +113,11 @@ class Adjacency:
         indptr, indices, _ = self._looped()
         return Adjacency(indptr, indices, self.num_sources)
 
+    @cached_property
+    def places_with_loops(self) -> Tensor:
+        """The number that each edge has in `with_loops`, (e,) int64."""
+        return self._looped()[2]
+
     def _looped(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return rows and sources with self-loops, and where in them the edges of the graph are."""
         loops = self.indices == self.targets

@@ -5,6 +5,7 @@ They are numbered from 0, the node itself, by the steps that they are away. Edge
 that they have in the whole graph, also where others are left out.
 """
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, Self
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from vigpipe.errors import InputError
 from vigpipe.graphs.features import for_model
-from vigpipe.graphs.graph import Graph
+from vigpipe.graphs.graph import Graph, in_rows
 from vigpipe.graphs.samplers.aggregation import degrees_of
 from vigpipe.inference.explain.explanation import (
     EdgeShares,
@@ -74,36 +75,33 @@ class Surroundings:
 
 
 def _excerpt(graph: Graph, nodes: np.ndarray, sources: np.ndarray, targets: np.ndarray) -> Excerpt:
-    """Number the nodes anew, and sort the edges between them by their ends."""
+    """Number the nodes of edges anew, by their places among `nodes`."""
     place = np.full(graph.num_nodes, -1)
     place[nodes] = np.arange(len(nodes))
-    order = np.lexsort((place[sources], place[targets]))
-    counts = np.bincount(place[targets], minlength=len(nodes))
-    arrays = np.append(0, counts.cumsum()), place[sources][order]
-    degrees = (torch.from_numpy(counts[nodes]) for counts in degrees_of(graph))
-    indptr, indices = map(torch.from_numpy, arrays)
-    return Excerpt(indptr, indices, None, *degrees)
+    rows = in_rows(place[sources], place[targets], len(nodes))
+    degrees = degrees_of(graph)
+    indptr, indices, plain, looped = map(
+        torch.from_numpy, (*rows, degrees.plain[nodes], degrees.looped[nodes])
+    )
+    return Excerpt(indptr, indices, None, plain, looped)
 
 
 class _Weighed(Edges):
     """The edges of one layer, with a factor on what each brings; one with the factor 0 is out."""
 
     def __init__(self, adjacency: Adjacency, factors: Tensor) -> None:
-        super().__init__(adjacency, fused=False)
+        super().__init__(adjacency)
         self.factors = factors  # (e,)
 
     def with_loops(self) -> Self:
         looped = copy(self)
         looped.adjacency = self.adjacency.with_loops()
-        # Loops that are added have the factor 1.
-        ends = [a.targets * a.num_sources + a.indices for a in (looped.adjacency, self.adjacency)]
-        factors = self.factors.new_ones(len(ends[0]))
-        looped.factors = factors.index_put((torch.searchsorted(*ends),), self.factors)
+        added = self.factors.new_ones(looped.adjacency.num_edges)
+        looped.factors = added.index_put((self.adjacency.places_with_loops,), self.factors)
         return looped
 
     def sums(self, x: Tensor, weighting: Weighting, added: Tensor | None = None) -> Tensor:
-        weights = self.adjacency.weights(weighting, x.dtype) * self.factors
-        total = self._summed(weights.unsqueeze(1) * x[self.adjacency.indices])
+        total = self.attention_sum(self.adjacency.weights(weighting, x.dtype).unsqueeze(1), x)
         return total if added is None else total + added
 
     def own_and_mean(self, both: Tensor) -> Tensor:
@@ -119,13 +117,7 @@ class _Weighed(Edges):
         return most.masked_fill(most.isneginf(), 0)  # as of nodes that no edge ends in
 
     def attention_sum(self, shares: Tensor, x: Tensor) -> Tensor:
-        weights = (shares * self.factors.unsqueeze(1)).unsqueeze(2)
-        by_heads = x.unflatten(1, (shares.shape[1], -1))
-        return self._summed((weights * by_heads[self.adjacency.indices]).flatten(1))
-
-    def _summed(self, brought: Tensor) -> Tensor:
-        total = brought.new_zeros(self.num_targets, brought.shape[1])
-        return total.index_add(0, self.adjacency.targets, brought)
+        return super().attention_sum(shares * self.factors.unsqueeze(1), x)
 
 
 def explain_node(model: GraphModel, around: Surroundings, question: Question) -> Explanation:
@@ -136,34 +128,33 @@ def explain_node(model: GraphModel, around: Surroundings, question: Question) ->
     """
     edges, num_layers = around.edges, model.num_layers
     with torch.no_grad():
-        taken = _taken(model, around)
-        logits = _logits(model, taken[-1])
+        taken = _through(model, model.embed(around.x), [edges] * num_layers)
+        logits = _logits(model, taken)
     measure = question.begun(logits)
 
     x, ones = around.x.clone().requires_grad_(), around.x.new_ones(edges.num_edges)
     factors = [ones.clone().requires_grad_() for _ in range(num_layers)]
-    y = model.embed(x)
-    for layer, of_layer in enumerate(factors):
-        y = model.convs[str(layer)](y, None, _Weighed(edges, of_layer))
-    of_nodes, *of_edges = measure.gradients(_logits(model, y), [x, *factors])
+    weighed = [_Weighed(edges, of_layer) for of_layer in factors]
+    with_factors = _logits(model, _through(model, model.embed(x), weighed))
+    of_nodes, *of_edges = measure.gradients(with_factors, [x, *factors])
     products = (of_nodes * around.x).sum(1).double().numpy()
 
-    def without_nodes(some: np.ndarray) -> Tensor:
-        changed = (around.x.index_fill(0, torch.tensor([i]), 0) for i in some)
-        return torch.stack([_logits_from(model, 0, model.embed(x), edges) for x in changed])
+    def without_node(number: int) -> Tensor:
+        x = model.embed(around.x.index_fill(0, torch.tensor([number]), 0))
+        return _logits(model, _through(model, x, [edges] * num_layers))
 
     steps = torch.from_numpy(around.steps)[edges.targets]
 
     def shares_of(layer: int, gradient: Tensor) -> EdgeShares:
         relevant = (steps < num_layers - layer).nonzero()[:, 0]  # what others bring gets nowhere
 
-        def logits_without(numbers: Tensor) -> Tensor:
-            weighed = _Weighed(edges, ones.index_fill(0, numbers, 0))
-            y = model.convs[str(layer)](taken[layer], None, weighed)
-            return _logits_from(model, layer + 1, y, edges)
+        def without(numbers: Tensor) -> Tensor:
+            of_layer = _Weighed(edges, ones.index_fill(0, numbers, 0))
+            following = [edges] * (num_layers - layer - 1)
+            return _logits(model, _through(model, taken[layer], [of_layer, *following]))
 
         def without_edges(some: np.ndarray) -> Tensor:
-            return torch.stack([logits_without(number) for number in relevant[some].split(1)])
+            return torch.stack([without(number) for number in relevant[some].split(1)])
 
         gradients = gradient[relevant].double().numpy()
         return EdgeShares(
@@ -172,29 +163,28 @@ def explain_node(model: GraphModel, around: Surroundings, question: Question) ->
             edges.targets[relevant].numpy(),
             gradients,
             measure.drops_of_strongest(gradients, without_edges),
-            float(measure.drops(logits_without(relevant)[None])[0]),
+            float(measure.drops(without(relevant)[None])[0]),
         )
 
     with torch.no_grad():
-        drops = measure.drops_of_strongest(products, without_nodes)
+        drops = measure.drops_of_strongest(
+            products, lambda some: torch.stack([without_node(number) for number in some.tolist()])
+        )
         shares = tuple(shares_of(layer, gradient) for layer, gradient in enumerate(of_edges))
     return Explanation(measure.target, logits, products, drops, shares)
 
 
-def _taken(model: GraphModel, around: Surroundings) -> list[Tensor]:
-    """Return what each layer takes, and what the last one gives."""
-    taken = [model.embed(around.x)]
-    for layer in model.convs.values():
-        taken.append(layer(taken[-1], None, around.edges))
+def _through(model: GraphModel, x: Tensor, edges: Sequence[Edges | Excerpt]) -> list[Tensor]:
+    """Take x through the last layers, one for each of the edges.
+
+    Returns x, and what each layer makes of it.
+    """
+    taken = [x]
+    for layer, of_layer in zip([*model.convs.values()][-len(edges) :], edges, strict=True):
+        taken.append(layer(taken[-1], None, of_layer))
     return taken
 
 
-def _logits_from(model: GraphModel, layer: int, x: Tensor, edges: Excerpt) -> Tensor:
-    """Return the node's logits, (C,), from what a layer takes."""
-    for index in range(layer, model.num_layers):
-        x = model.convs[str(index)](x, None, edges)
-    return _logits(model, x)
-
-
-def _logits(model: GraphModel, x: Tensor) -> Tensor:
-    return model.read_out(x[:1], None)[0]
+def _logits(model: GraphModel, taken: Sequence[Tensor]) -> Tensor:
+    """Return the node's logits, (C,)."""
+    return model.read_out(taken[-1][:1], None)[0]

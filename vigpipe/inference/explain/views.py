@@ -115,7 +115,7 @@ class NodeView:
 
     def name(self, index: int) -> str:
         """Name one of the nodes around."""
-        return name_of(self.graph, int(self.around.nodes[index]))
+        return escaped(self.graph.name_of(self.around.nodes[index]), _LONGEST)
 
     def part(self, index: int) -> tuple[str, float]:
         return self.name(index), float(self.explanation.gradient[index])
@@ -190,13 +190,6 @@ class NodeView:
 
 
 View = ImageView | NodeView
-
-
-def name_of(graph: Graph, node: int) -> str:
-    """Return the name of a node, or its number if the graph has no names."""
-    if graph.node_names is None:
-        return f"node {node if graph.numbers is None else graph.numbers[node]}"
-    return escaped(graph.node_names[node], _LONGEST)
 
 
 def _span(name: str, first: int, last: int) -> str:
