@@ -45,6 +45,7 @@ MEANINGS: list[tuple[Callable[[Any], Any], Any, Any]] = [
     (parse_image_size, "224x160", (224, 160)),
     (parse_fanout, None, ()),
     (parse_fanout, "25,10", (25, 10)),
+    (parse_fanout, "-1,10", (-1, 10)),
 ]
 
 
@@ -97,7 +98,7 @@ WRONG: list[tuple[str, Any, str]] = [
     *(("log_every", text, f" {text}: must be a number of steps such as") for text in INTERVALS),
     ("checkpoint_every", "0", " 0: must be a number of steps such as"),
     *(("image_size", x, f" {x}: .*HEIGHTxWIDTH.*224x160") for x in SIZES),
-    *(("fanout", text, f" {text}: must be numbers of neigh") for text in ("0", "", "5,", "x")),
+    *(("fanout", x, f" {x}: must be numbers of neigh") for x in ("0", "", "5,", "x", "-2")),
     ("auto_augment", "rand-n9999", ".* -n9999 must have a whole number from 1 to 16"),
     ("auto_augment", "rand-m99", ".* -m99 must have a whole number from 0 to 30"),
     ("auto_augment", "rand-mmax0", ".* -mmax0 must have a whole number from 1 to 30"),

@@ -154,8 +154,8 @@ class TrainConfig:
             the training, on average, to know how often it comes.
         batch_nodes: with fastgcn and neighbour, training nodes of a micro-batch.
         layer_nodes: with fastgcn, nodes that are drawn for each layer.
-        fanout: with neighbour, how many neighbours of a node are taken, at most: one number for all
-            layers, or numbers from the last layer back to the first, such as 25,10.
+        fanout: with neighbour, how many neighbours of a node are taken, at most, or -1 for all: one
+            number for all layers, or numbers from the last layer back to the first, such as 25,10.
         config: TOML file of options, such as the one that every run writes; flags override it.
         out: output folder; by default runs/<time>.
         recipe: complete training recipe with augmentation and learning-rate schedule: imagenet is
@@ -177,7 +177,9 @@ class TrainConfig:
             by their numbers, and the readout. Their norms keep their running statistics.
         class_weights: weights of the classes in the training loss: balanced gives every class the
             same, however many samples it has; or a .csv file with a class and its weight a line.
-            They are scaled to a mean of 1 over the training samples.
+            They are scaled to a mean of 1 over the training samples. Where a node may have several
+            classes, they are the weights of the nodes that have a class, against 1 of those that
+            lack it: balanced makes both weigh the same together.
         clip: largest allowed norm of the gradient over all stages; longer gradients are scaled
             down.
         ema: decay per step of the moving average of the weights, which is evaluated too; 0 turns it
@@ -522,13 +524,18 @@ def parse_image_size(value: int | str | None) -> tuple[int, int] | None:
 
 
 def parse_fanout(value: str | None) -> tuple[int, ...]:
-    """Parse how many neighbours each layer takes, None as no numbers; or raise InputError."""
+    """Parse how many neighbours each layer takes, -1 for all, or None as no numbers.
+
+    Raises:
+        InputError: the text is something else.
+    """
     if value is None:
         return ()
     words = str(value).split(",")
-    if not all(re.fullmatch("[0-9]{1,9}", word) and int(word) for word in words):
+    if not all(re.fullmatch("-1|0*[1-9][0-9]{0,8}", word) for word in words):
         raise InputError(
-            f"--fanout {value}: must be numbers of neighbours, 1 or more, such as 10 or 25,10"
+            f"--fanout {value}: must be numbers of neighbours, 1 or more, such as 10 or 25,10, or "
+            "-1 for all"
         )
     return tuple(int(word) for word in words)
 

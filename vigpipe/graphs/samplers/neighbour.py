@@ -15,11 +15,15 @@ from vigpipe.graphs.samplers.layered import Edges
 
 
 class Neighbours:
-    """Takes at most f of the edges that end in a node, uniformly; the last layer's f is first."""
+    """Takes at most f of the edges that end in a node, uniformly; the last layer's f is first.
+
+    With f = -1 it takes all of them.
+    """
 
     def __init__(self, graph: Graph, fanouts: Sequence[int]) -> None:
-        self._graph, self._fanouts = graph, tuple(fanouts)
-        self._degrees = np.diff(graph.indptr)
+        self._graph, self._degrees = graph, np.diff(graph.indptr)
+        largest = int(self._degrees.max(initial=0))
+        self._fanouts = [largest if most < 0 else most for most in fanouts]
 
     def sample(self, targets: np.ndarray, layer: int, draws: np.random.Generator) -> Edges:
         most = self._fanouts[layer]
