@@ -132,9 +132,10 @@ def test_a_single_class_that_a_node_may_have_is_scored_by_those_who_have_it():
     has = np.array([[True], [True], [False], [False]])
     predicted = np.array([[True], [False], [True], [False]])
     nothing = np.zeros(0)
-    judged = Judged(has, predicted, np.ones(4), nothing, predicted + 0.0, nothing)
+    rest = np.ones(4), nothing, predicted + 0.0, nothing, np.ones((4, 1), bool)
+    judged = Judged(has, predicted, *rest)
     assert judged.by_class.averages["macro"]["f1"] == 0.5
-    none = Judged(has & False, has & False, np.ones(4), nothing, predicted + 0.0, nothing)
+    none = Judged(has & False, has & False, *rest)
     text = Results("d", "test", "w", "m", "nodes", ("a",), none).summary
     assert text == "loss 1.0000, accuracy 100.00%, macro-F1 0.00%, micro-F1 0.00%, ROC-AUC –"
 
@@ -166,6 +167,30 @@ def test_nodes_are_scored_as_by_scikit_learn(several, capsys):
     assert capsys.readouterr().out.startswith(f"g.npz: {len(nodes)} test nodes, by sage of w.")
 
 
+def test_what_is_not_known_of_a_node_is_in_no_number(capsys):
+    random = np.random.default_rng(1)
+    has, is_known = random.random((2, 40, 3)) < [[[0.4]], [[0.7]]]
+    write_graph(y=np.where(is_known, has, np.nan))
+    job = write_weights()
+    nodes = job.graph.nodes_of(TEST)
+    logits = logits_of(job)[nodes].double()
+    labels, known, predicted = has[nodes], is_known[nodes], (logits > 0).numpy()
+    row = told(capsys, "--weights w.safetensors --data g.npz")
+    losses = F.binary_cross_entropy_with_logits(
+        logits, torch.from_numpy(labels).double(), reduction="none"
+    )
+    expected = losses.numpy()[known].sum() / labels.size
+    assert row["loss"] == pytest.approx(expected, rel=1e-5)
+    assert row["accuracy"] == (predicted == labels)[known].mean()
+    for of in row["classes"]:
+        some, label = known[:, of["label"]], of["label"]
+        pairs = labels[some, label], predicted[some, label]
+        theirs: Any = classification_report(*pairs, output_dict=True, zero_division=0)["True"]
+        ours = [of["precision"], of["recall"], of["f1"], of["nodes"]]
+        assert ours == [theirs[n] for n in ("precision", "recall", "f1-score", "support")]
+        assert of["roc_auc"] == roc_auc_score(pairs[0], logits[some, label])
+
+
 def test_text_and_csv_have_a_row_for_each_class_and_the_page_the_worst_mistakes(capsys):
     assert main(["evaluate", *OURS.split(), "--page", "p.html"]) == 0
     stdout, stderr = capsys.readouterr()
@@ -195,7 +220,7 @@ def test_few_classes_have_no_top5_and_many_a_list_of_the_frequent_mistakes(capsy
     assert "top5" not in told(capsys, "--weights five.safetensors --data pictures")
     labels = np.arange(60) % 30
     predicted = np.where(labels < 2, labels + 1, labels)
-    judged = Judged(labels, predicted, labels + 0.5, labels > 0, labels / 60, labels / 60)
+    judged = Judged(labels, predicted, labels + 0.5, labels > 0, *[labels / 60] * 3)
     names = tuple(f"class {i}" for i in range(30))
     text = Results("d", "test", "w", "m", "images", names, judged).as_text()
     *_, title, _, head, _, first, second = text.splitlines()

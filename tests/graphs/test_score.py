@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from sklearn.metrics import accuracy_score, f1_score
 
-from vigpipe.graphs.graph import TEST, VALIDATION
+from vigpipe.graphs.graph import TEST, UNKNOWN, VALIDATION
 from vigpipe.graphs.loss import NodeLoss
 from vigpipe.graphs.sbm import draw
 from vigpipe.graphs.score import NodeScore, NodeTally
@@ -66,19 +66,44 @@ def test_of_several_classes():
     check_scores(graph, logits, logits > 0, share, partial(f1_score, average="micro"), loss)
 
 
+def test_what_is_not_known_of_several_classes_is_left_out():
+    generator = torch.Generator().manual_seed(0)
+    graph, logits = draw("sbm:300,5,4,4", seed=0), torch.randn(300, 5, generator=generator)
+    has = (torch.rand(300, 5, generator=generator) < 0.3).numpy()
+    is_known = (torch.rand(300, 5, generator=generator) < 0.7).numpy()
+    labels = np.where(is_known, has, UNKNOWN).astype(np.int8)
+    for split, score in scored(replace(graph, labels=labels), logits).items():
+        nodes = graph.nodes_of(SPLITS[split])
+        of, known, said = has[nodes], is_known[nodes], (logits[nodes] > 0).numpy()
+        losses = F.binary_cross_entropy_with_logits(
+            logits[nodes].double(), torch.from_numpy(of).double(), reduction="none"
+        )
+        assert score.num_samples == len(nodes)
+        assert score.loss == pytest.approx(losses.numpy()[known].sum() / (5 * len(nodes)))
+        assert score.accuracy == pytest.approx(accuracy_score(of[known], said[known]))
+        assert score.micro_f1 == pytest.approx(f1_score(of[known], said[known]))
+        by_class = [f1_score(of[known[:, i], i], said[known[:, i], i]) for i in range(5)]
+        assert score.macro_f1 == pytest.approx(np.mean(by_class))
+
+
 @pytest.mark.parametrize("is_weighted", [False, True])
 def test_losses_of_training_nodes_are_summed_however_they_are_cut(is_weighted):
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(12, 3, generator=generator, dtype=torch.float64)
     counts, classes = torch.arange(12) % 5 != 1, torch.arange(12) % 3
     several = torch.rand(12, 3, generator=generator, dtype=torch.float64).round()
+    is_known = torch.rand(12, 3, generator=generator) < 0.7
     weights = torch.ones(12, dtype=torch.float64)
     if is_weighted:
         weights = torch.rand(12, generator=generator, dtype=torch.float64)
-    of_nodes = F.binary_cross_entropy_with_logits(logits, several, reduction="none").mean(1)
+    of_classes = F.binary_cross_entropy_with_logits(logits, several, reduction="none")
     for labels, losses in (
         (classes.where(counts, NO_LABEL), F.cross_entropy(logits, classes, reduction="none")),
-        (several.where(counts[:, None], NO_LABEL), of_nodes),
+        (several.where(counts[:, None], NO_LABEL), of_classes.mean(1)),
+        (
+            several.where(counts[:, None] & is_known, NO_LABEL),
+            of_classes.where(is_known, 0).mean(1),
+        ),
     ):
         loss = NodeLoss()
         loss.begin(8, *([weights.split(5)] if is_weighted else []))

@@ -11,7 +11,8 @@ from tests.refusals import check_refusals
 from vigpipe.config.options import TrainConfig
 from vigpipe.data.loss import Loss
 from vigpipe.graphs.loss import NodeLoss
-from vigpipe.job.class_weights import class_weights
+from vigpipe.job.class_weights import class_weights, positive_weights
+from vigpipe.parallel.batch import NO_LABEL
 from vigpipe.run.facts import prepare
 
 NAMES, COUNTS = ("a", "b,c", "d"), np.array([6, 3, 0])
@@ -47,6 +48,22 @@ def test_each_sample_counts_as_much_as_its_class_says_whatever_the_batch():
     loss.begin(8)
     by_class = -(weights * soft * logits.log_softmax(1)).sum() / 8
     torch.testing.assert_close(loss(logits, soft), by_class)
+
+
+def test_of_several_classes_those_that_have_one_weigh_as_much_as_those_that_lack_it(tmp_path):
+    has = torch.tensor([[1, 0, 0], [1, 0, -1], [0, -1, 1], [1, 0, 1.0]], dtype=torch.float64)
+    labels = has.masked_fill(has < 0, NO_LABEL)
+    counts = ((has == value).sum(0).numpy() for value in (1, 0))
+    weights = positive_weights("balanced", NAMES, *counts)
+    assert weights.tolist() == [1 / 3, 1, 1 / 2]  # no node has the second class
+    loss = NodeLoss(None, weights)
+    logits = torch.zeros(4, 3, dtype=torch.float64)
+    loss.begin(1)
+    ln2, of_classes = float(np.log(2)), (1 + 1, 3, 1 + 1)
+    assert loss(logits, labels).item() == pytest.approx(ln2 * sum(of_classes) / 3)
+    path = tmp_path / "w.csv"
+    path.write_text('d,5\n"b,c",0\na,2\n')
+    assert positive_weights(str(path), NAMES, *has[:2].numpy()).tolist() == [2, 0, 5]
 
 
 def test_what_they_are_is_part_of_the_data(tmp_path, monkeypatch):

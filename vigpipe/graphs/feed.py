@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vigpipe.graphs.ahead import Ahead
 from vigpipe.graphs.features import StoredFeatures, are_sparse, for_model, in_memory
-from vigpipe.graphs.graph import TRAIN, Graph
+from vigpipe.graphs.graph import TRAIN, UNKNOWN, Graph
 from vigpipe.graphs.items import num_training_nodes, sub_graphs
 from vigpipe.graphs.repartition import Repartition
 from vigpipe.graphs.samplers.sampler import Sampler
@@ -209,7 +209,9 @@ class GraphFeed:
                 nodes = shard.nodes[: shard.num_targets]
                 trained = np.flatnonzero(graph.split[nodes] == TRAIN)
                 of_nodes = torch.from_numpy(graph.labels[nodes[trained]])
-                rows[torch.from_numpy(trained)] = of_nodes.to(dtype)
+                if graph.is_multi_label:
+                    of_nodes = of_nodes.to(dtype).masked_fill(of_nodes == UNKNOWN, NO_LABEL)
+                rows[torch.from_numpy(trained)] = of_nodes
         return labels.flatten(0, 1)
 
     def _weights(self, drawn: Sequence[Shard | None]) -> Tensor | None:

@@ -15,6 +15,7 @@ from vigpipe.graphs.stored_rows import StoredRows
 from vigpipe.ops.transpose import is_symmetric
 
 NO_CLASS = -1  # the label of a node without one
+UNKNOWN = -1  # of a class that a node may have, besides 0 and 1
 _NUMBERS_AT_ONCE = 1 << 22  # of what a digest is made of
 TRAIN, VALIDATION, TEST, NO_SPLIT = 0, 1, 2, -1  # which part of the split a node belongs to
 SPLITS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
@@ -31,7 +32,9 @@ class Graph:
     # may be self-loops. Of edges in files, memory holds what is indexed.
     indices: np.ndarray | StoredRows  # (e,) int64
     features: np.ndarray | csr_array | StoredRows  # (n, d) float32
-    labels: np.ndarray  # (n,) int64, NO_CLASS for none; (n, C) bool if a node may have several
+    # (n,) int64, NO_CLASS for none; or if a node may have several classes, (n, C) int8: 1 for each
+    # that it has, 0 for those that it has not, and UNKNOWN.
+    labels: np.ndarray
     split: np.ndarray  # (n,) int8: TRAIN, VALIDATION, TEST or NO_SPLIT, as nodes without a class
     class_names: tuple[str, ...]
     node_names: tuple[str, ...] | None = None
@@ -108,6 +111,11 @@ class Graph:
     @cached_property
     def sha256(self) -> str:
         return digest_of(self.class_names, self.indptr, [self.sources()], self.labels, self.split)
+
+
+def are_labelled(labels: np.ndarray) -> np.ndarray:
+    """Return of which nodes something is known, (n,) bool, from labels as `Graph` has them."""
+    return labels != NO_CLASS if labels.ndim == 1 else (labels != UNKNOWN).any(axis=1)
 
 
 def digest_of(

@@ -35,7 +35,7 @@ from vigpipe.graphs.samplers.sampler import Sampler
 from vigpipe.graphs.score import NodeTally
 from vigpipe.graphs.sources import open_graph
 from vigpipe.graphs.split.sharding import ShardedByParts, ShardedByRows, Sharding, Unsharded
-from vigpipe.job.class_weights import class_weights, digest_of_weights
+from vigpipe.job.class_weights import class_weights, digest_of_weights, positive_weights
 from vigpipe.job.feed import Needs
 from vigpipe.job.job import TrialStep
 from vigpipe.job.rows import Fill, partial_batch
@@ -274,12 +274,10 @@ class GraphJob:
         option, graph = self.config.class_weights, self.graph
         if option is None:
             return None
-        if graph.is_multi_label:
-            raise InputError(
-                f"--class-weights {option}: weighs nodes by their class, and those of {self.name} "
-                "may have several; leave it out"
-            )
         labels = graph.labels[graph.nodes_of(TRAIN)]
+        if graph.is_multi_label:
+            counts = ((labels == has).sum(0) for has in (1, 0))
+            return positive_weights(option, self.class_names, *counts)
         counts = np.bincount(labels, minlength=graph.num_classes)
         return class_weights(option, self.class_names, counts)
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vigpipe.graphs.graph import SPLITS, Graph
+from vigpipe.graphs.graph import SPLITS, UNKNOWN, Graph
 from vigpipe.job.score import Score
 from vigpipe.parallel.batch import ReplicaBatch
 
@@ -18,11 +18,11 @@ from vigpipe.parallel.batch import ReplicaBatch
 class NodeScore(Score):
     """The score of a model on the nodes of a split; every node counts exactly once.
 
-    The loss is the mean cross-entropy. Where nodes may have several classes, it is the binary one,
-    and the accuracy the fraction of all pairs of a node and a class that are right. `micro_f1` is
-    the F1 of all these pairs taken together; with one class a node it is the accuracy. `macro_f1`
-    is the mean F1 of the classes. As in scikit-learn, a class that no node has, and that is
-    predicted for none, does not count.
+    The loss is the mean cross-entropy. Where nodes may have several classes, it is that of training
+    (`graphs.loss`), and the accuracy the fraction of all known pairs of a node and a class that are
+    right. `micro_f1` is the F1 of all these pairs taken together; with one class a node it is the
+    accuracy. `macro_f1` is the mean F1 of the classes. As in scikit-learn, a class that no node
+    has, and that is predicted for none, does not count.
     """
 
     main_name: ClassVar[str] = "accuracy"
@@ -41,9 +41,9 @@ class NodeTally:
 
     def __init__(self, graph: Graph, splits: Sequence[str], device: torch.device) -> None:
         self._graph, self._splits = graph, splits
-        # A split has its loss, what is right and the number of nodes; then for each class the true
-        # positives, the nodes that have it, and those predicted to.
-        size = 3 + 3 * graph.num_classes
+        # A split has its loss, what is right, what is known, and the number of nodes; then for each
+        # class the true positives, the nodes that have it, and those predicted to.
+        size = 4 + 3 * graph.num_classes
         self.sums = torch.zeros(len(splits) * size, dtype=torch.float64, device=device)
 
     def add(self, batch: ReplicaBatch, logits: Tensor) -> None:
@@ -55,8 +55,9 @@ class NodeTally:
             of_split = logits[rows.to(logits.device)].double()
             labels = batch.labels[rows].to(logits.device)
             count = _multi if self._graph.is_multi_label else _single
-            loss, right, *by_class = count(of_split, labels)
-            totals = torch.stack((loss, right.double(), loss.new_tensor(len(labels))))
+            loss, right, known, *by_class = count(of_split, labels)
+            counts = (right.double(), known.double(), loss.new_tensor(len(labels)))
+            totals = torch.stack((loss, *counts))
             sums += torch.cat((totals, *(of_classes.double() for of_classes in by_class)))
 
     def scores(self, sums: list[float]) -> Mapping[str, NodeScore]:
@@ -64,14 +65,13 @@ class NodeTally:
         return {split: self._score(row) for split, row in zip(self._splits, rows, strict=True)}
 
     def _score(self, sums: Tensor) -> NodeScore:
-        loss, right, num_nodes = sums[:3].tolist()
-        both, actual, predicted = sums[3:].chunk(3)
+        loss, right, known, num_nodes = sums[:4].tolist()
+        both, actual, predicted = sums[4:].chunk(3)
         occurs = actual + predicted > 0
         f1 = 2 * both / (actual + predicted).clamp(min=1)
         micro = 2 * both.sum() / (actual + predicted).sum().clamp(min=1)
         macro = f1[occurs].mean() if occurs.any() else torch.zeros(())
-        num_pairs = num_nodes * (self._graph.num_classes if self._graph.is_multi_label else 1)
-        accuracy, micro_f1 = right / num_pairs, micro.item()
+        accuracy, micro_f1 = right / known, micro.item()
         untold = () if self._graph.is_multi_label else ("micro_f1",)  # it is the accuracy
         return NodeScore(loss / num_nodes, accuracy, micro_f1, macro.item(), int(num_nodes), untold)
 
@@ -83,12 +83,15 @@ def _single(logits: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
     loss = F.cross_entropy(logits, labels, reduction="sum")
     counts = labels[is_right], labels, predicted
     by_class = (torch.bincount(classes, minlength=num_classes) for classes in counts)
-    return loss, is_right.sum(), *by_class
+    return loss, is_right.sum(), loss.new_tensor(len(labels)), *by_class
 
 
 def _multi(logits: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
     """Return the sums of nodes with any number of classes: logits and labels, (b, C)."""
-    predicted, actual = logits > 0, labels > 0
-    loss = F.binary_cross_entropy_with_logits(logits, actual.double(), reduction="sum")
+    actual, is_known = labels == 1, labels != UNKNOWN
+    predicted = (logits > 0) & is_known
+    weights = is_known.double()
+    loss = F.binary_cross_entropy_with_logits(logits, actual.double(), weights, reduction="sum")
+    is_right = (predicted == actual) & is_known
     by_class = (kind.sum(0) for kind in (predicted & actual, actual, predicted))
-    return loss / logits.shape[1], (predicted == actual).sum(), *by_class
+    return loss / logits.shape[1], is_right.sum(), is_known.sum(), *by_class

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from vigpipe.data.score import NUM_TOP
+from vigpipe.graphs.graph import UNKNOWN
 from vigpipe.inference.outputs import Output
 from vigpipe.inference.predict import check_finite
 
@@ -27,11 +28,14 @@ class Judged:
 
     labels: np.ndarray  # (n,) int64; (n, C) bool where a sample may have several classes
     predicted: np.ndarray  # of the same shape and type
-    losses: np.ndarray  # (n,) float64: cross-entropy; of several classes, the mean binary one
+    losses: np.ndarray  # (n,) float64, as in training
     is_near: np.ndarray  # (n,) bool: the class is among the NUM_TOP likeliest; empty for several
     # (n,) float64, of the class that is predicted, and of that which is right; (n, C) for several.
     probabilities: np.ndarray
     of_right: np.ndarray  # empty for several
+    # (n, C) bool, for several: whether it is known that the sample has the class, or has not. What
+    # is not known counts as neither in labels nor predicted. Empty otherwise.
+    is_known: np.ndarray
 
     @property
     def has_several(self) -> bool:
@@ -42,6 +46,12 @@ class Judged:
         """Whether a sample has all of the classes that it is predicted to have, and no other."""
         same = self.predicted == self.labels
         return same.all(1) if self.has_several else same
+
+    @property
+    def accuracy(self) -> float:
+        """The share of samples that are right; of several classes, of all known pairs with one."""
+        same = self.predicted == self.labels
+        return float(same[self.is_known].mean() if self.has_several else same.mean())
 
     @cached_property
     def by_class(self) -> "ByClass":
@@ -94,7 +104,8 @@ class Judge:
     def judged(self) -> Judged:
         """Return all that was compared, once every sample was."""
         parts = (np.concatenate(part) for part in zip(*self._parts, strict=True))
-        return Judged(self._labels[self._is_known], *parts)
+        labels = self._labels[self._is_known]
+        return Judged(labels if labels.ndim == 1 else labels == 1, *parts)
 
 
 def _judge_single(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -105,13 +116,15 @@ def _judge_single(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Ten
     predicted = likely[:, 0]
     is_near = (likely == labels[:, None]).any(1)
     probability = log.gather(1, predicted[:, None])[:, 0].exp()
-    return predicted, losses, is_near, probability, (-losses).exp()
+    return predicted, losses, is_near, probability, (-losses).exp(), is_near[:0]
 
 
 def _judge_several(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    losses = F.binary_cross_entropy_with_logits(logits, labels.double(), reduction="none").mean(1)
+    is_known, has = labels != UNKNOWN, (labels == 1).double()
+    losses = F.binary_cross_entropy_with_logits(logits, has, is_known.double(), reduction="none")
+    losses, predicted = losses.mean(1), (logits > 0) & is_known
     nothing = losses[:0]
-    return logits > 0, losses, nothing.bool(), logits.sigmoid(), nothing
+    return predicted, losses, nothing.bool(), logits.sigmoid(), nothing, is_known
 
 
 def _by_class(judged: Judged) -> ByClass:
@@ -148,9 +161,10 @@ def _roc_auc(judged: Judged, classes: np.ndarray) -> np.ndarray:
     from sklearn.metrics import roc_auc_score
 
     def of_class(label: int) -> float:
-        has = judged.labels[:, label]
+        is_known = judged.is_known[:, label]
+        has = judged.labels[is_known, label]
         if has.all() or not has.any():
             return math.nan
-        return float(roc_auc_score(has, judged.probabilities[:, label]))
+        return float(roc_auc_score(has, judged.probabilities[is_known, label]))
 
     return np.array([of_class(label) for label in classes])

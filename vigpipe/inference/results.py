@@ -36,7 +36,7 @@ class Results:
     def numbers(self) -> dict[str, float]:
         """The numbers of all samples together, by the names of metrics.jsonl."""
         judged, averages = self.judged, self.judged.by_class.averages
-        share = float((judged.predicted == judged.labels).mean())
+        share = judged.accuracy
         loss = {"loss": float(judged.losses.mean())}
         if self.unit == "images":
             near = {"top5": float(judged.is_near.mean())}

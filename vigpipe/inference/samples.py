@@ -14,7 +14,7 @@ from vigpipe.config.verbs import EvaluateConfig, InferenceConfig, PredictConfig,
 from vigpipe.data.left_out import unreadable
 from vigpipe.data.stored import Look, StoredImages
 from vigpipe.errors import InputError
-from vigpipe.graphs.graph import NO_CLASS, SPLITS, TEST, Graph
+from vigpipe.graphs.graph import SPLITS, TEST, Graph, are_labelled
 from vigpipe.graphs.job import GraphJob
 from vigpipe.inference.arrays import texts
 from vigpipe.inference.description import ModelDescription, read_description
@@ -163,8 +163,8 @@ class NodeSamples:
         assert isinstance(run.job, GraphJob)
         graph = run.job.graph
         nodes = np.arange(graph.num_nodes) if split == "all" else graph.nodes_of(SPLITS[split])
-        if with_classes and not graph.is_multi_label:
-            nodes = nodes[graph.labels[nodes] != NO_CLASS]
+        if with_classes:
+            nodes = nodes[are_labelled(graph.labels[nodes])]
         if not len(nodes):
             raise InputError(
                 f"--split {split}: {data} has no such nodes; choose another split, or all"
@@ -184,9 +184,7 @@ class NodeSamples:
     @property
     def is_known(self) -> np.ndarray:
         """Which have a class; of all nodes, only those of the test."""
-        is_known = np.ones(len(self.nodes), dtype=bool)
-        if not self.graph.is_multi_label:
-            is_known = self.labels != NO_CLASS
+        is_known = are_labelled(self.labels)
         if self.split == "all":
             is_known &= self.graph.split[self.nodes] == TEST
         return is_known

@@ -42,6 +42,20 @@ def class_weights(option: str, class_names: Sequence[str], counts: np.ndarray) -
     return torch.from_numpy(weights * (counts.sum() / total))
 
 
+def positive_weights(
+    option: str, class_names: Sequence[str], having: np.ndarray, lacking: np.ndarray
+) -> Tensor:
+    """Return the weights of the samples that have a class, where they may have several.
+
+    (classes,) float64, the `pos_weight` of torch's binary cross-entropy. With `balanced`, the
+    training samples that have a class, so many of each, weigh as much as those that lack it.
+    """
+    if option != "balanced":
+        return torch.from_numpy(_read(Path(option), class_names))
+    balanced = (having > 0) & (lacking > 0)
+    return torch.from_numpy(np.where(balanced, lacking / np.maximum(having, 1), 1.0))
+
+
 def digest_of_weights(weights: Tensor | None) -> dict[str, str]:
     """Return what a fingerprint says of weights of classes, if there are any."""
     if weights is None:

@@ -6,6 +6,7 @@ from scipy.sparse import csr_array, random_array
 
 from tests.refusals import check_refusals
 from vigpipe.graphs.formats.graph_file import read
+from vigpipe.graphs.graph import UNKNOWN
 
 N = 10
 SPLIT = np.array([0, 0, 0, 0, 0, 0, 1, 1, 2, 2], np.int8)
@@ -118,10 +119,21 @@ def test_a_node_may_have_several_classes(save):
     assert not one_hot.notes
     graph = read(save({**DENSE, "y": MANY.astype(int), "classes": np.array(["a", "b", "c"])}))
     assert graph.is_multi_label
-    assert graph.labels.dtype == bool
+    assert graph.labels.dtype == np.int8
     np.testing.assert_array_equal(graph.labels, MANY)
     np.testing.assert_array_equal(graph.split, SPLIT)
     assert graph.class_names == ("a", "b", "c")
+
+
+def test_of_several_classes_some_may_be_unknown(save):
+    labels = np.eye(3)[Y]
+    labels[0, 1], labels[4], labels[5, 0] = -1, np.nan, np.nan
+    graph = read(save({**DENSE, "y": labels}))
+    assert graph.is_multi_label  # though what is known would fit one class a node
+    np.testing.assert_array_equal(graph.labels, np.where(np.isnan(labels), UNKNOWN, labels))
+    np.testing.assert_array_equal(graph.split, put(SPLIT, 4, -1))  # of it nothing is known
+    as_numbers = np.where(np.isnan(labels), -1, labels).astype(int)
+    assert read(save({**DENSE, "y": as_numbers})).sha256 == graph.sha256
 
 
 def test_a_node_without_a_class_is_in_no_part_of_the_split(save):

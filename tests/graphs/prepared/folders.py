@@ -21,7 +21,7 @@ def other_graph():
     targets[:40] = sources[:40]
     indptr, indices = in_rows(sources, targets, 300)
     features = draws.random((300, 90), np.float32) * (draws.random((300, 90)) < 0.05)
-    labels = draws.random((300, 4)) < 0.5
+    labels = (draws.random((300, 4)) < 0.5).astype(np.int8)
     names = tuple(f"näme {i}" for i in range(300))
     changes = {"indptr": indptr, "indices": indices, "labels": labels, "node_names": names}
     return replace(DENSE, **changes, features=csr_array(features))

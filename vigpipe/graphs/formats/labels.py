@@ -7,7 +7,7 @@ import numpy as np
 
 from vigpipe.errors import InputError
 from vigpipe.files.names import check_class_names, escaped
-from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST, TRAIN
+from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST, TRAIN, UNKNOWN, are_labelled
 
 _MOST_EXACT = 1 << 53  # float64 has every whole number up to this one
 
@@ -15,7 +15,7 @@ _MOST_EXACT = 1 << 53  # float64 has every whole number up to this one
 class Labels(NamedTuple):
     """What is known of the classes of nodes."""
 
-    of_nodes: np.ndarray  # (n,) int64, NO_CLASS for none; or (n, C) bool
+    of_nodes: np.ndarray  # as `Graph` has them
     class_names: tuple[str, ...]
     notes: tuple[str, ...] = ()  # what the user should read before a run
 
@@ -31,8 +31,8 @@ def read_labels(
     """Read labels, (n,) numbers or names of classes, or (n, C) zeros and ones.
 
     Names of classes are sorted if there are no `class_names`. Unless `multi_label`, zeros and ones
-    that give each node of the split, (n,) int8, one class are read as this class. Messages begin
-    with `where`.
+    that give each node of the split, (n,) int8, one class are read as this class. Among zeros and
+    ones, NaN and -1 stand for what is not known. Messages begin with `where`.
     """
     notes: tuple[str, ...] = ()
     if labels.ndim == 2 and labels.shape[1] == 1 and not multi_label:
@@ -43,7 +43,7 @@ def read_labels(
             names = _check_names(class_names, several.shape[1], where, names_all=True)
             return Labels(several, names)
         class_names = _check_names(class_names, several.shape[1], where, names_all=True)
-        labels = np.where(several.any(axis=1), several.argmax(axis=1), NO_CLASS)
+        labels = np.where((several == 1).any(axis=1), several.argmax(axis=1), NO_CLASS)
         notes = (
             f"the zeros and ones in {where} give each node one class, and are read so; if a node "
             "may have several, add --multi-label",
@@ -58,13 +58,12 @@ def read_labels(
 def check_trainable(
     labels: np.ndarray, split: np.ndarray, class_names: Sequence[str], where: str
 ) -> np.ndarray:
-    """Return the split, (n,) int8, in which nodes without a class have no part.
+    """Return the split, (n,) int8, in which nodes have no part of whose classes nothing is known.
 
     Raise InputError, which begins with `where`, if there are no training or test nodes, or none to
     train a class with where a node has one class.
     """
-    if labels.ndim == 1:
-        split = np.where(labels == NO_CLASS, np.int8(NO_SPLIT), split)
+    split = np.where(are_labelled(labels), split, np.int8(NO_SPLIT))
     for part, text in ((TRAIN, "training"), (TEST, "test")):
         if not (split == part).any():
             raise InputError(
@@ -92,8 +91,9 @@ def whole_numbers(array: np.ndarray) -> np.ndarray | None:
 
 
 def _is_one_class_a_node(several: np.ndarray, split: np.ndarray) -> bool:
-    counts = several.sum(axis=1)
-    is_used = split != NO_SPLIT
+    counts, is_used = several.sum(axis=1), split != NO_SPLIT
+    if (several == UNKNOWN).any():
+        return False
     return bool(is_used.any() and (counts[is_used] == 1).all() and (counts <= 1).all())
 
 
@@ -145,16 +145,18 @@ def _class_numbers(labels: np.ndarray, where: str) -> np.ndarray:
 
 
 def _zeros_and_ones(labels: np.ndarray, where: str) -> np.ndarray:
-    if (
-        labels.shape[1] < 1
-        or labels.dtype.kind not in "biuf"
-        or ((labels != 0) & (labels != 1)).any()
-    ):
-        raise InputError(
-            f"{where}: its labels are {labels.dtype} of shape {labels.shape}, expected zeros and "
-            "ones in this shape; where a node has one class, save its number in the shape (n,)"
-        )
-    return np.ascontiguousarray(labels != 0)
+    """Read labels, (n, C), as int8: 0, 1 and UNKNOWN."""
+    if labels.shape[1] >= 1 and labels.dtype.kind in "biuf":
+        is_unknown = np.isnan(labels) if labels.dtype.kind == "f" else np.zeros(1, np.bool_)
+        if labels.dtype.kind in "if":
+            is_unknown = is_unknown | (labels == UNKNOWN)
+        if ((labels == 0) | (labels == 1) | is_unknown).all():
+            return np.where(is_unknown, np.int8(UNKNOWN), labels == 1).astype(np.int8)
+    raise InputError(
+        f"{where}: its labels are {labels.dtype} of shape {labels.shape}, expected zeros and ones "
+        "in this shape, and NaN or -1 for what is not known; where a node has one class, save its "
+        "number in the shape (n,)"
+    )
 
 
 def _check_names(

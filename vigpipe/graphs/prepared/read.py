@@ -12,7 +12,7 @@ from vigpipe.files.names import check_class_names
 from vigpipe.files.untrusted import read_json
 from vigpipe.graphs.formats.checked import check_features
 from vigpipe.graphs.formats.labels import check_trainable
-from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST, digest_of
+from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST, UNKNOWN, digest_of
 from vigpipe.graphs.prepared.files import Arrays, Files, array, check_rows, numbers
 from vigpipe.graphs.prepared.graph import PreparedGraph
 from vigpipe.graphs.prepared.manifest import NAMES, NODES, Manifest, file_of_part, read_manifest
@@ -26,7 +26,8 @@ def open_folder(folder: Path) -> PreparedGraph:
     parts = _Parts(files, manifest)
     nodes, first_nodes = parts.nodes, np.array(manifest.first_nodes)
     check_class_names(manifest.class_names, str(folder))
-    split = check_trainable(nodes["labels"], nodes["split"], manifest.class_names, str(folder))
+    labels = _of_several(nodes["labels"]) if manifest.multi_label else nodes["labels"]
+    split = check_trainable(labels, nodes["split"], manifest.class_names, str(folder))
     return PreparedGraph(
         name=str(folder),
         indptr=nodes["indptr"],
@@ -40,7 +41,7 @@ def open_folder(folder: Path) -> PreparedGraph:
             parts.features,
             manifest.stored,
         ),
-        labels=nodes["labels"],
+        labels=labels,
         split=split,
         class_names=manifest.class_names,
         node_names=_names(files, manifest),
@@ -128,13 +129,21 @@ class _Parts:
         if (np.bincount(in_files, minlength=num_nodes) != 1).any():
             raise ValueError("numbers has a node twice")
         if self._manifest.multi_label:
-            array(arrays, "labels", np.bool_, num_nodes, num_classes)
+            labels = _of_several(arrays["labels"])
+            array({"labels": labels}, "labels", np.int8, num_nodes, num_classes)
+            if ((labels < UNKNOWN) | (labels > 1)).any():
+                raise ValueError(f"labels are not all in {UNKNOWN} … 1")
         else:
             numbers(arrays, "labels", np.int64, num_nodes, NO_CLASS, num_classes)
         numbers(arrays, "split", np.int8, num_nodes, NO_SPLIT, TEST + 1)
         if "feature_weights" in arrays:
             array(arrays, "feature_weights", np.float32, self._manifest.features)
         numbers(arrays, "loops", np.int64, len(arrays["loops"]), 0, num_nodes)
+
+
+def _of_several(labels: np.ndarray) -> np.ndarray:
+    """Return labels of several classes as `Graph` has them; older versions have written bools."""
+    return labels.view(np.int8) if labels.dtype == np.bool_ else labels
 
 
 def _names(files: Files, manifest: Manifest) -> tuple[str, ...] | None:
