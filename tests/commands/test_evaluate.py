@@ -185,9 +185,9 @@ def test_what_is_not_known_of_a_node_is_in_no_number(capsys):
     for of in row["classes"]:
         some, label = known[:, of["label"]], of["label"]
         pairs = labels[some, label], predicted[some, label]
-        theirs: Any = classification_report(*pairs, output_dict=True, zero_division=0)["True"]
+        report: Any = classification_report(*pairs, output_dict=True, zero_division=0)
         ours = [of["precision"], of["recall"], of["f1"], of["nodes"]]
-        assert ours == [theirs[n] for n in ("precision", "recall", "f1-score", "support")]
+        assert ours == [report["True"][n] for n in ("precision", "recall", "f1-score", "support")]
         assert of["roc_auc"] == roc_auc_score(pairs[0], logits[some, label])
 
 

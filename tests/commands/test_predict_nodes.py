@@ -173,6 +173,32 @@ def test_metadata_that_cannot_be_are_refused(capsys):
         assert name in refused(capsys, "predict", *OURS.split(), "--data", "g.npz")
 
 
+def test_weights_of_edges_count_as_in_training_or_are_refused(capsys):
+    weights = np.arange(1, 121) / 40
+    write_graph(edge_weight=weights)
+    job = write_weights("gcn")
+    assert "directed edges with weights" in job.description
+    expected = logits_of(job).double().softmax(1).amax(1)
+    found = [row["top"][0]["probability"] for row in told(capsys)]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    write_graph("plain.npz")
+    write_graph("same.npz", edge_weight=weights / weights)
+    of_same = [row["top"][0]["probability"] for row in told(capsys, data="same.npz")]
+    assert np.abs(np.subtract(found, of_same)).max() > 1e-3
+    given = ["predict", *OURS.split(), "--data", "plain.npz"]
+    assert "trained with weights of edges, which this graph does not" in refused(capsys, *given)
+    with pytest.raises(InputError, match="--aggregator max: takes a maximum, in which the weights"):
+        write_weights("sage")
+    write_graph()
+    write_weights("gcn")
+    facts = read_metadata(Path("w.safetensors"))
+    del facts["edge_weights"]  # as in earlier versions
+    save_weights(Path("w.safetensors"), job.make_model().state_dict(), facts)
+    assert told(capsys)
+    given = ["predict", *OURS.split(), "--data", "same.npz"]
+    assert "trained with edges that all count the same, which" in refused(capsys, *given)
+
+
 def test_a_loaded_model_takes_what_its_transform_makes_of_a_graph():
     write_graph()
     job = write_weights("gcn2")

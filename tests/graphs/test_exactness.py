@@ -51,9 +51,9 @@ BASE = TrainConfig(
 _FOLDER = TemporaryDirectory()  # until this process ends
 
 
-def words_graph() -> str:
+def words_graph(*, weighted: bool = True) -> str:
     """Write a graph whose features are 6 of 90 words for every node, and return its path."""
-    path, draws = Path(_FOLDER.name) / "words.npz", np.random.default_rng(0)
+    path, draws = Path(_FOLDER.name) / f"words-{weighted}.npz", np.random.default_rng(0)
     words = np.sort([draws.choice(90, 6, replace=False) for _ in range(500)])
     arrays = {
         "edge_src": draws.integers(500, size=1500),
@@ -64,6 +64,8 @@ def words_graph() -> str:
         "y": draws.integers(4, size=500),
         "split": draws.choice([TRAIN, TEST], p=[0.8, 0.2], size=500),
     }
+    if weighted:
+        arrays["edge_weight"] = draws.uniform(0.2, 3, 1500)
     np.savez(path, **arrays)
     return str(path)
 

@@ -2,9 +2,8 @@
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -41,6 +40,7 @@ class Graph:
     # What tf-idf has multiplied each feature by, (d,) float32; None for other features.
     feature_weights: np.ndarray | None = None
     numbers: np.ndarray | None = None  # (n,) int64, in the user's files; None if they are the same
+    edge_weights: np.ndarray | StoredRows | None = None  # (e,) float32 above 0; None if all are 1
     notes: tuple[str, ...] = ()  # how it was read, which the user should know before a run
 
     @property
@@ -80,6 +80,10 @@ class Graph:
     def edges_into(self, nodes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return edges_into(self.indptr, nodes)
 
+    def weights_of(self, edges: np.ndarray | slice) -> np.ndarray | None:
+        """Return the weights of edges, by their numbers; None if all are 1."""
+        return None if self.edge_weights is None else self.edge_weights[edges]
+
     def sources(self) -> np.ndarray:
         """Return the node that each edge comes from, (e,) int64, all of them in memory."""
         return np.asarray(self.indices)
@@ -92,6 +96,23 @@ class Graph:
         """The nodes that have an edge to themselves, ascending, int64."""
         sources = self.sources()
         return sources[sources == self.targets()]
+
+    @cached_property
+    def lacks_loop(self) -> np.ndarray:
+        """Which nodes have no edge to themselves, (n,) bool."""
+        lacks = np.ones(self.num_nodes, np.bool_)
+        lacks[self.loops] = False
+        return lacks
+
+    @cached_property
+    def loop_weights(self) -> np.ndarray | None:
+        """The weight of each node's edge to itself, (n,) float32; 1 for one that is added."""
+        weights = self.weights_of(slice(None))
+        if weights is None:
+            return None
+        of_loops = np.ones(self.num_nodes, np.float32)
+        of_loops[self.loops] = weights[self.sources() == self.targets()]
+        return of_loops
 
     @cached_property
     def features_sha256(self) -> str:
@@ -110,7 +131,8 @@ class Graph:
 
     @cached_property
     def sha256(self) -> str:
-        return digest_of(self.class_names, self.indptr, [self.sources()], self.labels, self.split)
+        edges = self.sources(), self.weights_of(slice(None))
+        return digest_of(self.class_names, self.indptr, [edges], self.labels, self.split)
 
 
 def are_labelled(labels: np.ndarray) -> np.ndarray:
@@ -121,14 +143,25 @@ def are_labelled(labels: np.ndarray) -> np.ndarray:
 def digest_of(
     class_names: Sequence[str],
     indptr: np.ndarray,
-    indices: Iterable[np.ndarray],
+    edges: Iterable[tuple[np.ndarray, np.ndarray | None]],
     labels: np.ndarray,
     split: np.ndarray,
 ) -> str:
-    """Return the SHA-256 of a graph but its features; `indices`, int64, may come in pieces."""
-    digest = hashlib.sha256("\0".join(class_names).encode())
-    for array in chain([indptr], indices, [labels, split]):
+    """Return the SHA-256 of a graph but its features.
+
+    Sources, int64, and weights of edges, float32, may come in pieces.
+    """
+    digest, of_weights = hashlib.sha256("\0".join(class_names).encode()), hashlib.sha256()
+    digest.update(np.ascontiguousarray(indptr).data)
+    weights = None
+    for sources, weights in edges:
+        digest.update(np.ascontiguousarray(sources).data)
+        if weights is not None:
+            of_weights.update(np.ascontiguousarray(weights).data)
+    for array in (labels, split):
         digest.update(np.ascontiguousarray(array).data)
+    if weights is not None:
+        digest.update(of_weights.digest())
     return digest.hexdigest()
 
 
@@ -154,19 +187,26 @@ def rows_of_kept(rows: np.ndarray, is_kept: np.ndarray) -> np.ndarray:
     return num_before[rows]
 
 
-def sort_rows(indptr: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """Return the indices of compressed rows, ascending in each row."""
+def sort_rows(indptr: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices of compressed rows, ascending in each row, and where they were."""
     rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
-    return indices[np.lexsort((indices, rows))]
+    order = np.lexsort((indices, rows))
+    return indices[order], order
 
 
 def in_rows(
-    sources: np.ndarray, targets: np.ndarray, num_nodes: int, *, both_ways: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
-    """Sort edges by their targets, then by their sources, each once; return a Graph's rows.
+    sources: np.ndarray,
+    targets: np.ndarray,
+    num_nodes: int,
+    weights: np.ndarray | None = None,
+    *,
+    both_ways: bool = False,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Sort edges by their targets, then by their sources; return a Graph's rows, and the weights.
 
-    The ends are (e,) integers from 0 to n - 1. `both_ways` adds the reverse of every edge. Besides
-    its arguments this holds two int64 arrays of the edges at a time.
+    The ends are (e,) integers from 0 to n - 1. Of an edge that is there more than once, the weights
+    are added. `both_ways` adds the reverse of every edge of a graph without weights. Besides its
+    arguments this holds two int64 arrays of the edges at a time, of a graph without weights.
     """
     num_edges = len(sources)
     keys = np.empty((1 + both_ways) * num_edges, dtype=np.int64)
@@ -175,12 +215,20 @@ def in_rows(
     if both_ways:
         np.multiply(sources, num_nodes, out=keys[num_edges:], dtype=np.int64)
         keys[num_edges:] += targets
-    keys.sort()  # np.unique hashes integers since NumPy 2.3, which took 60 times as long
+    if weights is None:
+        keys.sort()  # np.unique hashes integers since NumPy 2.3, which took 60 times as long
+    else:
+        order = np.argsort(keys, kind="stable")
+        keys, weights = keys[order], weights[order]
     is_first = np.ones(len(keys), dtype=bool)
     np.not_equal(keys[1:], keys[:-1], out=is_first[1:])
+    if weights is not None and not is_first.all():
+        sums = np.add.reduceat(weights, np.flatnonzero(is_first), dtype=np.float64)
+        with np.errstate(over="ignore"):  # `make_graph` refuses what is infinite
+            weights = sums.astype(np.float32)
     keys = keys[is_first]
     indptr = np.searchsorted(keys, np.arange(num_nodes + 1) * num_nodes)
-    return indptr, np.remainder(keys, max(1, num_nodes), out=keys)
+    return indptr, np.remainder(keys, max(1, num_nodes), out=keys), weights
 
 
 def random_walks(
@@ -207,12 +255,26 @@ def random_walks(
     return walks
 
 
-def symmetric(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
-    """Return `indptr` and `indices` with every edge in both directions."""
+def symmetric(graph: Graph) -> Graph:
+    """Return the graph with every edge in both directions; a reverse weighs as much as its edge."""
     sources = graph.sources()
     if is_symmetric(torch.from_numpy(graph.indptr), torch.from_numpy(sources)):
-        return graph.indptr, sources
-    return in_rows(sources, graph.targets(), graph.num_nodes, both_ways=True)
+        return graph
+    targets, weights = graph.targets(), graph.weights_of(slice(None))
+    if weights is None:
+        indptr, indices, _ = in_rows(sources, targets, graph.num_nodes, both_ways=True)
+        return replace(graph, indptr=indptr, indices=indices)
+    there = targets * graph.num_nodes + sources  # ascending
+    wanted = sources * graph.num_nodes + targets
+    places = np.minimum(np.searchsorted(there, wanted), len(there) - 1)
+    lacks = there[places] != wanted
+    indptr, indices, weights = in_rows(
+        np.concatenate((sources, targets[lacks])),
+        np.concatenate((targets, sources[lacks])),
+        graph.num_nodes,
+        np.concatenate((weights, weights[lacks])),
+    )
+    return replace(graph, indptr=indptr, indices=indices, edge_weights=weights)
 
 
 def neighbours(graph: Graph) -> csr_array:

@@ -96,7 +96,8 @@ class GraphJob:
         graph = self.graph
         numbers = (
             plural(graph.num_nodes, "node"),
-            plural(graph.num_edges, "directed edge"),
+            plural(graph.num_edges, "directed edge")
+            + " with weights" * (graph.edge_weights is not None),
             plural(graph.num_features, "feature"),
             plural(graph.num_classes, "class"),
         )
@@ -147,6 +148,11 @@ class GraphJob:
                 "a graph of two classes or more"
             )
         _ = self._class_weights  # it raises
+        if self.graph.edge_weights is not None and self.config.aggregator in ("max", "pool"):
+            raise InputError(
+                f"--aggregator {self.config.aggregator}: takes a maximum, in which the weights of "
+                f"edges that {self.name} has would not count; choose mean, or leave the weights out"
+            )
         self._check_shards(layout)
         self._check_sparse_threads(cast(GraphModel, model))
         wanted, most = per_step(self.sampler, layout), min(self.sampler.num_sub_graphs)
@@ -361,6 +367,7 @@ class GraphJob:
             "num_classes": graph.num_classes,
             "num_features": graph.num_features,
             "multi_label": graph.is_multi_label,
+            "edge_weights": graph.edge_weights is not None,
             "class_names": json.dumps(graph.class_names, ensure_ascii=False),
             **options_in_weights(self.config),
             WEIGHTS: as_text(graph.feature_weights),

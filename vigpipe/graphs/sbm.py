@@ -37,7 +37,7 @@ def draw(name: str, seed: int) -> Graph:
     parts = np.array((TRAIN, TRAIN, TRAIN, VALIDATION, TEST), np.int8)
     split[order] = parts[np.arange(num_nodes) // num_classes % 5]
 
-    indptr, indices = in_rows(
+    indptr, indices, _ = in_rows(
         *_draw_edges(order, num_classes, degree, generator), num_nodes, both_ways=True
     )
 

@@ -72,8 +72,7 @@ def open_graph(
         _check_kind(graph, data, multi_label)
         graph = _scaled(graph, features or "raw", where, feature_weights)
         if symmetric is not False:
-            indptr, indices = both_directions(graph)
-            graph = replace(graph, indptr=indptr, indices=indices)
+            graph = both_directions(graph)
         return graph
 
 

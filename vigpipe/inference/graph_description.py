@@ -33,6 +33,7 @@ class GraphDescription:
     num_classes: int
     num_features: int
     multi_label: bool  # whether a node may have several classes
+    edge_weights: bool  # whether the edges of its training had weights
     class_names: tuple[str, ...]  # by label; empty if the file has no names
     options: dict[str, Any]  # those of training that the model and its graph depend on
     feature_weights: np.ndarray | None  # of tf-idf, (num_features,) float32
@@ -73,6 +74,17 @@ class GraphDescription:
                 f"{self.weights} it has {kinds[self.multi_label]}; give a graph like that of its "
                 "training"
             )
+        self.check_edges(graph, data)
+
+    def check_edges(self, graph: Graph, data: str) -> None:
+        """Raise InputError if edges have weights and had none in the training, or the reverse."""
+        if (graph.edge_weights is not None) != self.edge_weights:
+            had = {True: "with weights of edges", False: "with edges that all count the same"}
+            advice = {True: "save them as edge_weight", False: "leave edge_weight out"}
+            raise InputError(
+                f"--data {data}: the model in {self.weights} was trained {had[self.edge_weights]}, "
+                f"which this graph does not have; {advice[self.edge_weights]}"
+            )
 
 
 def read_graph_description(weights: Path, data: str = "GRAPH") -> GraphDescription:
@@ -108,6 +120,7 @@ def describe_graph_model(
         num_classes,
         num_features,
         multi_label,
+        truth_in({"edge_weights": "False", **metadata}, "edge_weights", weights),
         names,
         options,
         kept_weights(metadata, weights),

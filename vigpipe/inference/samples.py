@@ -162,6 +162,7 @@ class NodeSamples:
         run = prepare_graph(config, description, data)
         assert isinstance(run.job, GraphJob)
         graph = run.job.graph
+        description.check_edges(graph, data)
         nodes = np.arange(graph.num_nodes) if split == "all" else graph.nodes_of(SPLITS[split])
         if with_classes:
             nodes = nodes[are_labelled(graph.labels[nodes])]

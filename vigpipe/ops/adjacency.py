@@ -41,15 +41,24 @@ class Adjacency:
             be there once only; there may be self-loops.
         num_sources: n, number of nodes that edges may come from; by default m, all nodes. If there
             are more, the first m of them are the nodes that edges end in.
+        edge_weights: (e,) above 0, how much each edge counts; None if all count 1.
 
     Raises:
         ValueError: these are not the rows of a graph.
     """
 
-    has_edge_factors = False  # whether weights of edges have factors that no degrees give
+    is_sampled = False  # whether each edge has a factor that makes up for others
 
-    def __init__(self, indptr: Tensor, indices: Tensor, num_sources: int | None = None) -> None:
-        self._keep(indptr, indices, num_sources)
+    def __init__(
+        self,
+        indptr: Tensor,
+        indices: Tensor,
+        num_sources: int | None = None,
+        edge_weights: Tensor | None = None,
+    ) -> None:
+        self._keep(indptr, indices, num_sources, edge_weights)
+        if edge_weights is not None and len(edge_weights) != self.num_edges:
+            raise ValueError(f"{len(edge_weights)} weights for {self.num_edges} edges")
         if {indptr.dtype, indices.dtype} != {torch.int64}:
             raise ValueError(f"edges are int64 (got {indptr.dtype} and {indices.dtype})")
         if self.num_targets < 0 or int(indptr[0]) != 0 or int(indptr[-1]) != self.num_edges:
@@ -63,18 +72,30 @@ class Adjacency:
                 "must not have a negative length"
             )
 
-    def _keep(self, indptr: Tensor, indices: Tensor, num_sources: int | None) -> None:
-        self.indptr, self.indices = indptr, indices
+    def _keep(
+        self,
+        indptr: Tensor,
+        indices: Tensor,
+        num_sources: int | None,
+        edge_weights: Tensor | None = None,
+    ) -> None:
+        self.indptr, self.indices, self.edge_weights = indptr, indices, edge_weights
         self.num_targets, self.num_edges = len(indptr) - 1, len(indices)
         self.num_sources = self.num_targets if num_sources is None else num_sources
         self._weights: dict[tuple[Weighting, torch.dtype, bool], Tensor] = {}
-        self._factors: dict[tuple[Weighting, torch.dtype], Factors] = {}
+        self._factors: dict[tuple[Weighting, torch.dtype], tuple[Tensor | None, ...]] = {}
 
     @classmethod
-    def unchecked(cls, indptr: Tensor, indices: Tensor, num_sources: int) -> "Adjacency":
+    def unchecked(
+        cls,
+        indptr: Tensor,
+        indices: Tensor,
+        num_sources: int,
+        edge_weights: Tensor | None = None,
+    ) -> "Adjacency":
         """Return a graph of rows that are known to be right."""
         adjacency = cls.__new__(cls)
-        adjacency._keep(indptr, indices, num_sources)
+        adjacency._keep(indptr, indices, num_sources, edge_weights)
         return adjacency
 
     @cached_property
@@ -92,11 +113,15 @@ class Adjacency:
     def transposed(self) -> "Adjacency":
         """The graph with every edge turned round; the graph itself if that is the same."""
         edges = self.indptr.cpu(), self.indices.cpu()
-        if self.num_sources == self.num_targets and is_symmetric(*edges):
+        weights, is_same = self.edge_weights, True
+        if weights is not None:
+            turned = weights[self.turned_edges]
+            weights, is_same = turned, torch.equal(weights, turned)
+        if is_same and self.num_sources == self.num_targets and is_symmetric(*edges):
             return self
         indptr, indices = transpose(*edges, self.num_sources)
         device = self.indptr.device
-        return Adjacency.unchecked(indptr.to(device), indices.to(device), self.num_targets)
+        return Adjacency.unchecked(indptr.to(device), indices.to(device), self.num_targets, weights)
 
     @cached_property
     def turned_edges(self) -> Tensor:
@@ -105,13 +130,17 @@ class Adjacency:
         return transpose(*edges, self.num_sources, numbers=True)[1].to(self.indptr.device)
 
     def with_loops(self) -> "Adjacency":
-        """Return the graph with a self-loop at every node; those that it has stay."""
+        """Return the graph with a self-loop at every node; those that it has stay.
+
+        The loops that are added have the weight 1.
+        """
         return self._with_loops
 
     @cached_property
     def _with_loops(self) -> "Adjacency":
-        indptr, indices, _ = self._looped()
-        return Adjacency(indptr, indices, self.num_sources)
+        indptr, indices, positions = self._looped()
+        weights = _among_ones(self.edge_weights, positions, len(indices))
+        return Adjacency(indptr, indices, self.num_sources, weights)
 
     @cached_property
     def places_with_loops(self) -> Tensor:
@@ -141,7 +170,9 @@ class Adjacency:
         Args:
             weighting: `ones`; `mean`, 1 / d_i for an edge that ends in node i, which has d_i edges
                 that end in it; `gcn`, 1 / sqrt(d_i d_j) for an edge from j to i, 0 where that is
-                not finite (Kipf & Welling 2017, arXiv:1609.02907, equation 2).
+                not finite (Kipf & Welling 2017, arXiv:1609.02907, equation 2). Where edges have
+                weights, these are multiplied by that of the edge, and d_i is the sum of the weights
+                of the edges that end in node i.
             dtype: type of the weights.
             transposed: in the order of the transposed graph's edges.
         """
@@ -158,28 +189,28 @@ class Adjacency:
         of_sources, of_targets = self._factors_of_nodes(weighting)
         ones = torch.ones(self.num_edges, dtype=torch.float64, device=self.indptr.device)
         weights = ones if of_targets is None else of_targets[self.targets]
-        return weights if of_sources is None else weights * of_sources[self.indices]
+        weights = weights if of_sources is None else weights * of_sources[self.indices]
+        return weights if self.edge_weights is None else weights * self.edge_weights
 
     def factors(
         self, weighting: Weighting, dtype: torch.dtype, transposed: bool = False
     ) -> Factors:
         """Return factors whose product is the weight of an edge; see `weights`."""
-        if self.has_edge_factors:
+        if self.is_sampled:
             return Factors(of_edges=self.weights(weighting, dtype, transposed))
+        of_edges = None if self.edge_weights is None else self.weights("ones", dtype, transposed)
         key = (weighting, dtype)
         if key not in self._factors:
             of_nodes = self._factors_of_nodes(weighting)
-            self._factors[key] = Factors(
-                None, *(None if t is None else t.to(dtype) for t in of_nodes)
-            )
-        factors = self._factors[key]
-        return Factors(None, factors.of_targets, factors.of_sources) if transposed else factors
+            self._factors[key] = tuple(None if t is None else t.to(dtype) for t in of_nodes)
+        of_nodes = self._factors[key]
+        return Factors(of_edges, *(reversed(of_nodes) if transposed else of_nodes))
 
     def _factors_of_nodes(self, weighting: Weighting) -> tuple[Tensor | None, Tensor | None]:
         """Return what a source and a target multiply by, in float64."""
         if weighting == "ones":
             return None, None
-        degrees = self._degrees.double()
+        degrees = self.degrees.double()
         if weighting == "mean":
             return None, degrees.reciprocal().masked_fill_(degrees == 0, 0)[: self.num_targets]
         if len(degrees) != self.num_sources:
@@ -187,10 +218,18 @@ class Adjacency:
         roots = degrees.rsqrt().masked_fill_(degrees == 0, 0)
         return roots, roots[: self.num_targets]
 
-    @property
-    def _degrees(self) -> Tensor:
-        """The edges that end in the first nodes, those of the targets at least: (m or n,) int64."""
-        return self.in_degrees
+    @cached_property
+    def degrees(self) -> Tensor:
+        """How much the edges weigh together that end in each node, (m,) int64, or float64.
+
+        Of an excerpt they are known of all sources, (n,).
+        """
+        if self.edge_weights is None:
+            return self.in_degrees
+        weights = self.edge_weights.double()
+        if not self.num_edges:
+            return weights.new_zeros(self.num_targets)
+        return torch.segment_reduce(weights, "sum", offsets=self.indptr)
 
     def rows(self, start: int, end: int) -> "Rows":
         """Return the edges that end in nodes start ... end - 1, from any node.
@@ -215,7 +254,8 @@ class Adjacency:
         """Return the graph on a device; the graph itself if it is there."""
         if self.indptr.device == torch.device(device):
             return self
-        return Adjacency(self.indptr.to(device), self.indices.to(device), self.num_sources)
+        edges = self.indptr.to(device), self.indices.to(device)
+        return Adjacency(*edges, self.num_sources, _on(device, self.edge_weights))
 
 
 class Rows(Adjacency):
@@ -226,8 +266,9 @@ class Rows(Adjacency):
         first, last = (int(whole.indptr[node]) for node in (start, end))
         indptr = whole.indptr[start : end + 1] - first
         self._edges = slice(first, last)
-        super().__init__(indptr, whole.indices[self._edges], whole.num_sources)
-        self.has_edge_factors = whole.has_edge_factors
+        weights = None if whole.edge_weights is None else whole.edge_weights[self._edges]
+        super().__init__(indptr, whole.indices[self._edges], whole.num_sources, weights)
+        self.is_sampled = whole.is_sampled
 
     def with_loops(self) -> "Rows":
         return self.whole.with_loops().rows(self.start, self.end)
@@ -252,14 +293,15 @@ class Rows(Adjacency):
 class Excerpt(Adjacency):
     """Edges from a larger graph, with the weights that they have there.
 
-    The edges that end in each of the sources in the larger graph are `degrees`, (n,) int64; with a
-    self-loop at every node they are `loop_degrees`.
+    The `degrees` of the sources are those in the larger graph, (n,); with a self-loop at every node
+    they are `loop_degrees`.
 
     If the edges were sampled, weights make up for the others: each is that of the larger graph,
     times a factor of the edge, (e,) float64. The factors are such that a sum over the sampled edges
     has the expected value of the sum over all edges. The self-loops of `with_loops` have the factor
-    1. The maximum and attention have no such weights, and take the sampled edges as if there were
-    no others.
+    1. The maximum and attention have no such factors, and take the sampled edges as if there were
+    no others. Where edges have weights, a self-loop of the larger graph may have been left out by
+    sampling: `loop_weights`, (m,), are those of the targets, 1 where there is none.
     """
 
     def __init__(
@@ -269,25 +311,29 @@ class Excerpt(Adjacency):
         edge_factors: Tensor | None,
         degrees: Tensor,
         loop_degrees: Tensor,
+        edge_weights: Tensor | None = None,
+        loop_weights: Tensor | None = None,
     ) -> None:
-        super().__init__(indptr, indices, len(degrees))
+        super().__init__(indptr, indices, len(degrees), edge_weights)
+        self.loop_weights = loop_weights
         if edge_factors is not None and len(edge_factors) != self.num_edges:
             raise ValueError(f"{len(edge_factors)} factors for {self.num_edges} edges")
-        self.has_edge_factors = edge_factors is not None
+        self.is_sampled = edge_factors is not None
         self.edge_factors, self.degrees, self.loop_degrees = edge_factors, degrees, loop_degrees
 
     @cached_property
     def _with_loops(self) -> "Excerpt":
         indptr, indices, positions = self._looped()
-        factors = None
-        if self.edge_factors is not None:
-            factors = self.edge_factors.new_ones(len(indices))
-            factors[positions] = self.edge_factors.masked_fill(self.indices == self.targets, 1.0)
-        return Excerpt(indptr, indices, factors, self.loop_degrees, self.loop_degrees)
-
-    @property
-    def _degrees(self) -> Tensor:
-        return self.degrees
+        factors = self.edge_factors
+        if factors is not None:
+            factors = factors.masked_fill(self.indices == self.targets, 1.0)
+        factors, weights = (
+            _among_ones(values, positions, len(indices)) for values in (factors, self.edge_weights)
+        )
+        looped = Excerpt(indptr, indices, factors, self.loop_degrees, self.loop_degrees, weights)
+        if self.loop_weights is not None and weights is not None:
+            weights[looped.indices == looped.targets] = self.loop_weights
+        return looped
 
     def _weights_in_float64(self, weighting: Weighting) -> Tensor:
         weights = super()._weights_in_float64(weighting)
@@ -299,9 +345,11 @@ class Excerpt(Adjacency):
         return Excerpt(
             self.indptr.to(device),
             self.indices.to(device),
-            None if self.edge_factors is None else self.edge_factors.to(device),
+            _on(device, self.edge_factors),
             self.degrees.to(device),
             self.loop_degrees.to(device),
+            _on(device, self.edge_weights),
+            _on(device, self.loop_weights),
         )
 
 
@@ -332,3 +380,12 @@ class Layered:
 
     def to(self, device: torch.device | str) -> "Layered":
         return Layered([layer.to(device) for layer in self.layers])
+
+
+def _among_ones(values: Tensor | None, positions: Tensor, number: int) -> Tensor | None:
+    """Put values, (e,), to some positions among so many ones; None for none."""
+    return None if values is None else values.new_ones(number).index_put((positions,), values)
+
+
+def _on(device: torch.device | str, values: Tensor | None) -> Tensor | None:
+    return None if values is None else values.to(device)

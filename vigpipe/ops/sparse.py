@@ -113,7 +113,11 @@ def maximum(adjacency: Adjacency, x: Tensor, *, fused: bool = True) -> Tensor:
 
 
 def edge_softmax(adjacency: Adjacency, scores: Tensor, *, fused: bool = True) -> Tensor:
-    """Take the softmax over the edges that end in the same node: (e, H) -> (e, H)."""
+    """Take the softmax over the edges that end in the same node: (e, H) -> (e, H).
+
+    Edges with weights get their logarithms added, so that their shares are in proportion to the
+    weights where scores are equal.
+    """
     check_shape("scores", scores, adjacency.num_edges, scores.shape[-1])
     return _Softmax.apply(scores, None, 0.0, adjacency, fused)
 
@@ -129,7 +133,7 @@ def pair_softmax(
     """Take the softmax of leaky_relu(of_sources[j] + of_targets[i]) over the edges that end in i.
 
     (n, H) of the sources and (m, H) of the targets give (e, H). The slope of the leaky ReLU is that
-    below 0.
+    below 0. Weights of edges count as in `edge_softmax`.
     """
     num_heads = of_sources.shape[-1]
     check_shape("of_sources", of_sources, adjacency.num_sources, num_heads)
@@ -284,7 +288,11 @@ class _Softmax(Function):
     ) -> Tensor:
         wide = widened(scores)
         ends = None if of_targets is None else Ends(wide, widened(of_targets), slope)
-        shares = kernels_for(scores, fused).edge_softmax(adjacency, wide if ends is None else ends)
+        given = wide if ends is None else ends
+        if adjacency.edge_weights is not None:  # its gradients are those without weights
+            logs = adjacency.edge_weights.double().log().to(wide.dtype)
+            given = plain.scores_of(adjacency, given) + logs[:, None]
+        shares = kernels_for(scores, fused).edge_softmax(adjacency, given)
         ctx.save_for_backward(shares, *(() if ends is None else ends[:2]))
         ctx.adjacency, ctx.slope, ctx.fused = adjacency, slope, fused
         return shares.to(scores.dtype)

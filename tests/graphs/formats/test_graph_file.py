@@ -1,12 +1,15 @@
 """Graph files are read as they were saved, and what nobody could train on is one sentence."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.sparse import csr_array, random_array
 
+from tests.graphs.partitions.small_graphs import edges_of
 from tests.refusals import check_refusals
 from vigpipe.graphs.formats.graph_file import read
-from vigpipe.graphs.graph import UNKNOWN
+from vigpipe.graphs.graph import UNKNOWN, symmetric
 
 N = 10
 SPLIT = np.array([0, 0, 0, 0, 0, 0, 1, 1, 2, 2], np.int8)
@@ -62,6 +65,26 @@ def test_dense_features(save, write):
     nothing = {"edge_src": np.zeros(0, int), "edge_dst": np.zeros(0, int)}
     graph = read(save({**DENSE, **nothing}))
     assert (graph.num_edges, graph.node_names) == (0, None)
+
+
+def test_weights_of_edges(save):
+    assert DENSE["edge_src"].tolist() == [3, 0, 3, 9, 3]
+    weights = np.array([1, 2, 4, 8, 16])
+    graph = read(save({**DENSE, "edge_weight": weights}))
+    assert graph.edge_weights is not None
+    assert graph.edge_weights.dtype == np.float32
+    found = weights_of(graph)
+    assert found == {(3, 0): 1 + 16, (0, 1): 2, (9, 1): 8, (3, 2): 4}  # of repeated edges, added
+    both = symmetric(graph)
+    assert weights_of(both) == {(v, u): w for (u, v), w in found.items()} | found
+    one_way = replace(both, edge_weights=np.arange(1, both.num_edges + 1, dtype=np.float32))
+    assert symmetric(one_way) is one_way
+    others = [read(save(DENSE)), read(save({**DENSE, "edge_weight": weights + 1})), both, one_way]
+    assert len({graph.sha256, *(other.sha256 for other in others)}) == 5
+
+
+def weights_of(graph):
+    return dict(zip(edges_of(graph), graph.weights_of(slice(None)).tolist(), strict=True))
 
 
 def test_sparse_features(save):
@@ -171,8 +194,19 @@ DENSE_WRONG = [
     ({"y": Y + 1}, r"class 0 \('0'\) has no training nodes; classes count from 0, so subtract 1"),
     ({"y": Y + 1, "classes": np.array(list("abc"))}, "names 3; classes count from 0, so subtract"),
     ({"edge_src": put(FAR, 0, 1 << 63, np.uint64)}, "edge 0 goes from node 9223372036854775808"),
-    ({"edge_weight": X[:5, 0]}, "has edge_weight, but weights .* not supported yet; leave the"),
-    ({"edge_weights": X[:5], "edge_attr": X[:5]}, "has edge_attr, edge_weights, but weights"),
+    ({"edge_weight": put(np.ones(5), 1, 0)}, "edge 1 has the weight 0.0, expected .* above 0"),
+    ({"edge_weight": put(np.ones(5), 4, 1e39)}, r"edge 4 has the weight 1e\+39, expected a finite"),
+    ({"edge_weight": put(np.ones(5), 0, np.nan)}, "edge 0 has the weight nan, expected a finite"),
+    (
+        {"edge_weight": np.ones(4)},
+        r"are float64 of shape \(4,\), expected a number for each of the 5",
+    ),
+    ({"edge_weight": np.ones((5, 1))}, r"of shape \(5, 1\), expected a number .* shape \(5,\)"),
+    (
+        {"edge_weight": np.full(5, 3e38)},
+        "weights of repeated edges add up to more than float32 can",
+    ),
+    ({"edge_attr": X[:5]}, "has edge_attr, but edges have no types or features here; save one"),
     ({"train_mask": SPLIT == 0}, "has train_mask, of which nothing would be read; save"),
     ({"edge_index": np.stack([Y, Y]), "val_mask": Y}, r"edge_src=edge_index\[0\], .*np\.select"),
     ({"class\x1b": Y}, r"has class\\x1b, expected none but edge_src, .*; rename what was meant"),

@@ -7,7 +7,7 @@ from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, Graph, in_rows
 
 
 def make_graph(num_nodes, sources, targets):
-    indptr, indices = in_rows(np.asarray(sources, int), np.asarray(targets, int), num_nodes)
+    indptr, indices, _ = in_rows(np.asarray(sources, int), np.asarray(targets, int), num_nodes)
     return Graph(
         "small",
         indptr,

@@ -178,7 +178,11 @@ def test_bytes_that_are_no_safetensors_and_names_that_are_none_are_refused(folde
 
 WRONG = [
     ("format", "other", "is not the manifest of a prepared graph; give a folder that"),
-    ("version", 2, "has another version of the format than 1; prepare the folder with the vigpipe"),
+    (
+        "version",
+        3,
+        "has another version of the format than 1 or 2; prepare the folder with the vigpipe",
+    ),
     ("nodes", 301, "part_nodes do not add up to nodes; it was changed"),
     ("edges", -1, "edges is no whole number of 0 or more"),
     ("features", 0, "kept_edges or features are out of range"),

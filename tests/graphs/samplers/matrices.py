@@ -13,10 +13,12 @@ from vigpipe.graphs.samplers.whole import all_edges
 from vigpipe.model.gnn.create import create_graph_model
 
 NUM_NODES = 60
-# Symmetric, with some self-loops. Half of the nodes are trained on.
+# Edges go both ways, with two weights; there are some self-loops. Half of the nodes are trained on.
+_PLAIN, _ = blocks_graph(NUM_NODES, 3, 5, 2, seed=4)
 GRAPH = replace(
-    blocks_graph(NUM_NODES, 3, 5, 2, seed=4)[0],
+    _PLAIN,
     split=np.where(np.arange(NUM_NODES) % 2, TRAIN, TEST).astype(np.int8),
+    edge_weights=np.random.default_rng(2).uniform(0.2, 3, _PLAIN.num_edges).astype(np.float32),
 )
 X = np.random.default_rng(1).standard_normal((NUM_NODES, 6))
 MODELS = [*GRAPH_MODELS, "sage max"]

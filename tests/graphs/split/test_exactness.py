@@ -68,7 +68,8 @@ ROWS: list[tuple[Any, Any, str, int, Any, Any, dict[str, Any]]] = [
 
 
 def config_of(split, model, features, width, norm, dtype, more) -> TrainConfig:
-    of_features = {} if features == "dense" else {"data": words_graph(), "features": "tfidf"}
+    data = words_graph(weighted=more.get("aggregator") != "max")
+    of_features = {} if features == "dense" else {"data": data, "features": "tfidf"}
     options: dict[str, Any] = {"width": width, "norm": norm, "dtype": dtype, **of_features, **more}
     return replace(BASE, model=model, split=split, **options)
 

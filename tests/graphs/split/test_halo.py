@@ -24,11 +24,14 @@ from vigpipe.run.step import train_step
 
 
 def random_graph(num_nodes: int, num_edges: int) -> Adjacency:
+    """Draw a directed graph, with loops and weights."""
     draws = np.random.default_rng(5)
-    keys = np.unique(draws.integers(num_nodes**2, size=num_edges))  # directed, with loops
+    keys = np.unique(draws.integers(num_nodes**2, size=num_edges))
     targets, sources = np.divmod(keys, num_nodes)
     indptr = np.searchsorted(targets, np.arange(num_nodes + 1))
-    return Adjacency(torch.from_numpy(indptr), torch.from_numpy(sources))
+    weights = draws.uniform(0.2, 3, len(keys)).astype(np.float32)
+    edges = torch.from_numpy(indptr), torch.from_numpy(sources)
+    return Adjacency(*edges, edge_weights=torch.from_numpy(weights))
 
 
 KINDS: list[Any] = ["ones", "mean", "gcn"]

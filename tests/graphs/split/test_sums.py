@@ -36,7 +36,7 @@ def traced(rank, world_size, config, can_write):
     "base",
     [
         replace(GCN, **DIRECTED),
-        replace(SAGE, **DIRECTED),
+        replace(SAGE, data=words_graph(weighted=False), shards=3),
         replace(SAGE, **DIRECTED, aggregator=None),
         replace(GCN, **DIRECTED, model="gin"),
     ],

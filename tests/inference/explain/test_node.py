@@ -8,8 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.model.gnn.graphs import PygModel, edge_index, from_dense, random_adjacency
-from tests.model.gnn.test_parity import ALL, CASES, SIZES
+from tests.model.gnn.graphs import (
+    PygModel,
+    edge_index,
+    from_dense,
+    random_adjacency,
+    with_weights,
+)
+from tests.model.gnn.test_parity import ALL, SIZES, TWICE
 from vigpipe.errors import InputError
 from vigpipe.graphs.graph import Graph
 from vigpipe.inference.explain import node as explain_node_module
@@ -27,14 +33,16 @@ def graph_of(adjacency: Adjacency, x: torch.Tensor) -> Graph:
     num, classes = len(x), tuple("abcde")
     labels, split = np.zeros(num, dtype=np.int64), np.zeros(num, dtype=np.int8)
     edges = adjacency.indptr.numpy(), adjacency.indices.numpy()
-    return Graph("g", *edges, x.numpy(), labels, split, classes)
+    weights = None if adjacency.edge_weights is None else adjacency.edge_weights.numpy()
+    return Graph("g", *edges, x.numpy(), labels, split, classes, edge_weights=weights)
 
 
-def models(name: Any, options: dict[str, Any], norm: str):
+def models(name: Any, options: dict[str, Any], norm: str, weights: torch.Tensor | None = None):
     """A model of ours with statistics of its own, and torch-geometric's with its weights."""
     sizes: Any = {**SIZES, **options, "num_layers": LAYERS, "norm": norm}
     torch.manual_seed(0)
-    ours, theirs = create_graph_model(name, **sizes).double(), PygModel(name, **sizes).double()
+    ours = create_graph_model(name, **sizes).double()
+    theirs = PygModel(name, **sizes, edge_weights=weights).double()
     state = {
         key: value.exp() if key.endswith("running_var") else value + 0.1 * torch.randn_like(value)
         for key, value in ours.state_dict().items()
@@ -88,14 +96,16 @@ def logit_without(theirs, x, edges, layer: int, edge: int | slice) -> torch.Tens
         handle.remove()
 
 
-@pytest.mark.parametrize(("name", "options", "norms"), CASES)
+@pytest.mark.parametrize(("name", "options", "norms", "weighted"), TWICE)
 def test_equal_to_torch_geometrics_explainer_and_to_its_layers_without_messages(
-    name, options, norms, monkeypatch
+    name, options, norms, weighted, monkeypatch
 ):
     adjacency = without_loops()
     edges = edge_index(adjacency)
+    if weighted:
+        adjacency, norms = with_weights(adjacency), norms[:1]
     for norm in norms if norms != ALL else ("none", "batch"):
-        ours, theirs = models(name, options, norm)
+        ours, theirs = models(name, options, norm, adjacency.edge_weights)
         torch.manual_seed(1)
         x = torch.randn(40, 9, dtype=torch.float64)
         around = Surroundings.of(graph_of(adjacency, x), NODE, LAYERS, torch.float64)

@@ -34,14 +34,24 @@ def outcome(model: Any, x, *rest):
     return y.detach(), x.grad, {name: p.grad for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize(("name", "options", "norms"), CASES)
-def test_equal_to_torch_geometric(name, options, norms):
-    adjacency = random_adjacency()
+# Whether edges have weights, too, which a maximum cannot have.
+TWICE = [
+    (*case, weighted)
+    for weighted in (False, True)
+    for case in CASES
+    if not weighted or case[1].get("aggregator") not in ("max", "pool")
+]
+
+
+@pytest.mark.parametrize(("name", "options", "norms", "weighted"), TWICE)
+def test_equal_to_torch_geometric(name, options, norms, weighted):
+    adjacency = random_adjacency(weighted=weighted)
     assert (adjacency.indices == adjacency.targets).any()
     for num_layers, norm in [(1, "none"), *((3, norm) for norm in norms)]:
         torch.manual_seed(0)
         sizes: Any = {**SIZES, **options, "num_layers": num_layers, "norm": norm}
-        ours, theirs = create_graph_model(name, **sizes).double(), PygModel(name, **sizes).double()
+        ours = create_graph_model(name, **sizes).double()
+        theirs = PygModel(name, **sizes, edge_weights=adjacency.edge_weights).double()
         theirs.load_state_dict(ours.state_dict())
         x = torch.randn(40, 9, dtype=torch.float64)
         tolerance = 1e-10 if norm == "none" else 1e-9

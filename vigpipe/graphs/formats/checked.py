@@ -24,13 +24,15 @@ def make_graph(
     split: np.ndarray,
     class_names: Sequence[str] | None = None,
     multi_label: bool = True,
+    edge_weights: np.ndarray | None = None,
 ) -> Graph:
     """Check the parts of a graph and put them together; an InputError begins with `where`.
 
-    Edges are their sources, and their targets, (e,) integers each; repeated ones count once.
-    Features, (n, d), are dense or from `make_rows`. Labels, class names and `multi_label`
-    are those of `read_labels`. The split is (n,) whole numbers; a node without a class gets
-    NO_SPLIT, because there is nothing to train or to score it with.
+    Edges are their sources, and their targets, (e,) integers each; repeated ones count once, or
+    their weights, (e,) numbers above 0, are added. Features, (n, d), are dense or from `make_rows`.
+    Labels, class names and `multi_label` are those of `read_labels`. The split is (n,) whole
+    numbers; a node without a class gets NO_SPLIT, because there is nothing to train or to score it
+    with.
     """
     num_nodes = len(labels) if labels.ndim else 0
     shape: Any = features.shape  # scipy says it can be None
@@ -46,12 +48,20 @@ def make_graph(
                 "arrays in the same order of nodes"
             )
     edges = _check_edges(*edges, num_nodes, where)
+    if edge_weights is not None:
+        edge_weights = check_weights(edge_weights, len(edges[0]), where)
     features = check_features(features, where)
     split = _check_split(split, where)
     of_nodes, names, notes = read_labels(labels, split, class_names, where, multi_label=multi_label)
     split = check_trainable(of_nodes, split, names, where)
-    rows = in_rows(*edges, num_nodes)
-    return Graph(name, *rows, features, of_nodes, split, names, notes=notes)
+    indptr, indices, weights = in_rows(*edges, num_nodes, edge_weights)
+    if weights is not None and not np.isfinite(weights).all():
+        raise InputError(
+            f"{where}: the weights of repeated edges add up to more than float32 can hold; divide "
+            "all of them by a number"
+        )
+    rest = {"edge_weights": weights, "notes": notes}
+    return Graph(name, indptr, indices, features, of_nodes, split, names, **rest)
 
 
 def make_split(parts: Iterable[tuple[int, np.ndarray | None, str]], num_nodes: int) -> np.ndarray:
@@ -154,6 +164,24 @@ def _check_edges(
         ends.view(np.int64) if ends.dtype == np.uint64 else ends for ends in (sources, targets)
     )
     return sources, targets
+
+
+def check_weights(weights: np.ndarray, num_edges: int, where: str) -> np.ndarray:
+    """Return weights of edges, (e,), as float32; InputError if they are not numbers above 0."""
+    if weights.shape != (num_edges,) or weights.dtype.kind not in "biuf":
+        raise InputError(
+            f"{where}: the weights of its edges are {weights.dtype} of shape {weights.shape}, "
+            f"expected a number for each of the {num_edges} edges, of shape ({num_edges},)"
+        )
+    numbers = _as_float32(weights)
+    is_wrong = ~(np.isfinite(numbers) & (numbers > 0))
+    if is_wrong.any():
+        edge = int(is_wrong.argmax())
+        raise InputError(
+            f"{where}: edge {edge} has the weight {weights[edge]}, expected a finite number above "
+            "0 in float32; leave out edges that count nothing, and shift or split weights below 0"
+        )
+    return numbers
 
 
 def check_features(

@@ -15,9 +15,10 @@ from vigpipe.graphs.graph import Graph
 
 _REQUIRED = ("edge_src", "edge_dst", "y", "split")
 _ROWS = ("x_indptr", "x_indices")
-_OPTIONAL = ("x", *_ROWS, "x_data", "x_shape", "num_features", "classes", "names")
+_FACTS = ("x_data", "x_shape", "num_features", "classes", "names")
+_OPTIONAL = ("x", *_ROWS, "edge_weight", *_FACTS)
 _KNOWN = (*_REQUIRED, *_OPTIONAL)
-_OF_EDGES = ("edge_weight", "edge_attr", "edge_type", "edge_time", "edge_feat")  # or plural
+_OF_EDGES = ("edge_attr", "edge_type", "edge_time", "edge_feat")  # or plural
 _MASKS = ("train_mask", "val_mask", "test_mask")
 
 
@@ -39,6 +40,7 @@ def read(path: Path, *, multi_label: bool = False) -> Graph:
         split=arrays["split"],
         class_names=_texts(arrays, "classes", "each class", None, path),
         multi_label=multi_label,
+        edge_weights=arrays.get("edge_weight"),
     )
     of_nodes = f"each of the {num_nodes} nodes"
     return replace(graph, node_names=_texts(arrays, "names", of_nodes, num_nodes, path))
@@ -63,8 +65,8 @@ def _check_known(names: Sequence[str], path: Path) -> None:
         )
     if of_edges:
         raise InputError(
-            f"{path}: has {', '.join(of_edges)}, but weights and features of edges are not "
-            "supported yet; leave the array out to train with edges that all count the same"
+            f"{path}: has {', '.join(of_edges)}, but edges have no types or features here; save "
+            "one weight above 0 for each as edge_weight, or leave the array out"
         )
     if unknown:
         raise InputError(

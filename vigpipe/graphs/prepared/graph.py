@@ -52,14 +52,17 @@ class PreparedGraph(Graph):
         assert self.numbers is not None
         names = self.node_names
         order = np.argsort(self.numbers)
-        sources, targets = self.numbers[self.sources()], self.numbers[self.targets()]
+        ends = self.numbers[self.sources()], self.numbers[self.targets()]
+        indptr, indices, weights = in_rows(*ends, self.num_nodes, self.weights_of(slice(None)))
         return Graph(
             self.name,
-            *in_rows(sources, targets, self.num_nodes),
+            indptr,
+            indices,
             in_memory(self.features)[order],  # pyrefly: ignore[bad-argument-type]
             self.labels[order],
             self.split[order],
             self.class_names,
             None if names is None else tuple(names[node] for node in order),
             self.feature_weights,
+            edge_weights=weights,
         )

@@ -20,7 +20,8 @@ from vigpipe.graphs.partitions.partition import METHODS, Method
 NODES = "nodes.safetensors"
 NAMES = "names.json"
 MOST_PARTS = 1 << 16  # two files each
-_FORMAT, _VERSION = "vigpipe graph", 1
+# Version 2 has weights of edges, which earlier versions of vigpipe would not see.
+_FORMAT, _VERSIONS = "vigpipe graph", (1, 2)
 _MOST_BYTES = 64 << 20  # a manifest has some 300 bytes for each part
 _MOST = 1 << 62  # all numbers in a manifest are below this
 
@@ -40,6 +41,7 @@ class Manifest:
     source: str  # what the graph was prepared from
     nodes: int
     edges: int  # directed ones
+    weighted: bool  # whether edges have weights
     features: int  # how many a node has
     stored: int | None  # how many numbers sparse features store; None if they are dense
     multi_label: bool
@@ -71,7 +73,9 @@ def file_of_part(what: str, part: int) -> str:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest of a folder; OSError if that fails."""
-    table = {"format": _FORMAT, "version": _VERSION, **asdict(manifest)}
+    version = _VERSIONS[manifest.weighted]
+    table = {"format": _FORMAT, "version": version, **asdict(manifest)}
+    del table["weighted"]
     write_atomically(folder / MANIFEST, json.dumps(table, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -84,13 +88,13 @@ def read_manifest(folder: Path) -> Manifest:
             f"{path}: is not the manifest of a prepared graph; give a folder that `vigpipe dataset "
             "prepare` has made"
         )
-    if table.get("version") != _VERSION:
+    if table.get("version") not in _VERSIONS:
         raise InputError(
-            f"{path}: has another version of the format than {_VERSION}; prepare the folder with "
-            "the vigpipe that reads it"
+            f"{path}: has another version of the format than {' or '.join(map(str, _VERSIONS))}; "
+            "prepare the folder with the vigpipe that reads it"
         )
     try:
-        return _parsed(table)
+        return _parsed({**table, "weighted": table["version"] == _VERSIONS[True]})
     except (KeyError, ValueError) as error:
         raise InputError(
             f"{path}: {escaped(str(error))}; it was changed: prepare the folder anew"
@@ -168,6 +172,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "source": _text,
     "nodes": _whole,
     "edges": _whole,
+    "weighted": _truth,
     "features": _whole,
     "stored": lambda name, value: None if value is None else _whole(name, value),
     "multi_label": _truth,

@@ -47,6 +47,11 @@ def open_folder(folder: Path) -> PreparedGraph:
         node_names=_names(files, manifest),
         feature_weights=nodes.get("feature_weights"),
         numbers=nodes["numbers"],
+        edge_weights=StoredRows(
+            nodes["indptr"][first_nodes], (manifest.edges,), np.float32, parts.weights_into
+        )
+        if manifest.weighted
+        else None,
         manifest=manifest,
         stored_loops=nodes["loops"],
     )
@@ -57,8 +62,9 @@ def check_folder(folder: Path) -> Manifest:
     graph = open_folder(folder)
     manifest, indptr = graph.manifest, graph.indptr
     parts = [*pairwise(manifest.first_nodes)]
-    indices = (graph.indices[indptr[start] : indptr[end]] for start, end in parts)
-    found = digest_of(graph.class_names, indptr, indices, graph.labels, graph.split)
+    slices = (slice(*indptr[[start, end]].tolist()) for start, end in parts)
+    edges = ((graph.indices[some], graph.weights_of(some)) for some in slices)
+    found = digest_of(graph.class_names, indptr, edges, graph.labels, graph.split)
     for start, end in parts:
         _ = graph.features[start:end]
     if found != manifest.graph_sha256:
@@ -77,9 +83,15 @@ class _Parts:
         self.nodes = files.arrays(NODES, self._check_nodes)
 
     def edges_into(self, part: int) -> np.ndarray:
+        return self._edges(part)["indices"]
+
+    def weights_into(self, part: int) -> np.ndarray:
+        return self._edges(part)["weights"]
+
+    def _edges(self, part: int) -> Arrays:
         first, end = self._manifest.first_nodes[part : part + 2]
         check = partial(self._check_edges, first, end)
-        return self._files.arrays(file_of_part("edges", part), check)["indices"]
+        return self._files.arrays(file_of_part("edges", part), check)
 
     def features(self, part: int) -> Rows:
         name = file_of_part("features", part)
@@ -112,6 +124,10 @@ class _Parts:
         rows = self.nodes["indptr"][first : end + 1] - self.nodes["indptr"][first]
         num_edges, num_nodes = int(rows[-1]), self._manifest.nodes
         indices = numbers(arrays, "indices", np.int32, num_edges, 0, num_nodes)
+        if self._manifest.weighted:
+            weights = array(arrays, "weights", np.float32, num_edges)
+            if not (np.isfinite(weights) & (weights > 0)).all():
+                raise ValueError("weights are not all finite and above 0")
         begins_row = np.zeros(num_edges + 1, np.bool_)
         begins_row[rows] = True
         if not (begins_row[1:-1] | (indices[1:] > indices[:-1])).all():

@@ -62,6 +62,7 @@ def write_folder(
             source=escaped(graph.name),
             nodes=graph.num_nodes,
             edges=graph.num_edges,
+            weighted=graph.edge_weights is not None,
             features=graph.num_features,
             stored=num_stored(graph.features),
             multi_label=graph.is_multi_label,
@@ -104,8 +105,8 @@ def _write_arrays(
     labels, split = graph.labels[order], graph.split[order]
 
     files: dict[str, FileFacts] = {}
-    indices = _write_parts(folder, graph, partition, new_numbers, files)  # as they are digested
-    digest = digest_of(graph.class_names, indptr, indices, labels, split)
+    edges = _write_parts(folder, graph, partition, new_numbers, files)  # as they are digested
+    digest = digest_of(graph.class_names, indptr, edges, labels, split)
     if num_stored(graph.features) is None:
         assert not isinstance(graph.features, csr_array)
         _write_dense(folder, graph.features, partition, files)
@@ -132,19 +133,22 @@ def _write_parts(
     partition: Partition,
     new_numbers: np.ndarray,
     files: dict[str, FileFacts],
-) -> Iterator[np.ndarray]:
-    """Write the edges of every part, and its features if they are sparse; yield int64 indices."""
+) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """Write every part's edges, and its features if they are sparse; yield what is digested."""
     is_sparse = num_stored(graph.features) is not None
     for part in range(partition.num_parts):
         nodes = partition.nodes_of(part)
         indptr, edges = graph.edges_into(nodes)
-        indices = sort_rows(indptr, new_numbers[graph.indices[edges]])
-        _save(folder, file_of_part("edges", part), {"indices": indices}, files)
+        indices, order = sort_rows(indptr, new_numbers[graph.indices[edges]])
+        of_edges, weights = {"indices": indices}, graph.weights_of(edges[order])
+        if weights is not None:
+            of_edges["weights"] = weights
+        _save(folder, file_of_part("edges", part), of_edges, files)
         if is_sparse:
             rows: Any = graph.features[nodes]
             name = file_of_part("features", part)
             _save(folder, name, _sparse(rows, partition.num_parts), files)
-        yield indices.astype(np.int64)
+        yield indices.astype(np.int64), weights
 
 
 def _write_dense(

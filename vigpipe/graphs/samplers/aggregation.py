@@ -16,18 +16,26 @@ def weighting_of(model: str) -> Weighting:
 
 
 class Degrees(NamedTuple):
-    """How many edges end in every node of a graph, (n,) int64 each."""
+    """How much the edges weigh together that end in every node of a graph, (n,) each.
+
+    They are int64, or float64 where edges have weights.
+    """
 
     plain: np.ndarray
     looped: np.ndarray  # with a self-loop at every node
 
 
 def degrees_of(graph: Graph) -> Degrees:
-    """Count the edges that end in every node."""
-    plain = np.diff(graph.indptr)
-    looped = plain + 1
-    looped[graph.loops] -= 1
-    return Degrees(plain, looped)
+    """Count the edges that end in every node, or add up their weights."""
+    plain, weights = np.diff(graph.indptr), graph.weights_of(slice(None))
+    if weights is not None:
+        plain = np.bincount(graph.targets(), weights, graph.num_nodes)
+    return Degrees(plain, plain + graph.lacks_loop)
+
+
+def inverse(degrees: np.ndarray) -> np.ndarray:
+    """Return 1 / d of degrees, (n,) float64; 1 where that is not finite."""
+    return 1 / np.where(degrees > 0, degrees, 1)
 
 
 def squared_columns(
@@ -38,14 +46,16 @@ def squared_columns(
     A consists of the weights of `weighting`, see `Adjacency.weights`, which are computed from the
     degrees, for `gcn` those with self-loops. The graph's own self-loops belong to A on request.
     """
-    sources, targets = graph.sources(), graph.targets()
-    inverses = 1 / np.maximum(degrees, 1)
+    sources, targets, weights = graph.sources(), graph.targets(), graph.weights_of(slice(None))
+    inverses = inverse(degrees)
     if weighting == "ones":
         squares = np.ones(graph.num_edges)
     elif weighting == "mean":
         squares = (inverses**2)[targets]
     else:
         squares = inverses[targets] * inverses[sources]
+    if weights is not None:
+        squares = squares * weights.astype(np.float64) ** 2
     if not with_loops:
         squares[sources == targets] = 0
     return np.bincount(sources, squares, minlength=graph.num_nodes)

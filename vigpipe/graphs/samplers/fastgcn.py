@@ -44,7 +44,8 @@ class ImportantNodes:
         self._factors[nodes] = 0
         is_taken = factors > 0
         nums = np.diff(rows_of_kept(rows, is_taken))
-        return Edges(nums, sources[is_taken], factors[is_taken])
+        weights = self._graph.weights_of(edges[is_taken])
+        return Edges(nums, sources[is_taken], factors[is_taken], weights)
 
     def most_sources(self, num_targets: int, layer: int) -> int:
         return self._num

@@ -30,6 +30,7 @@ class Edges(NamedTuple):
     nums: np.ndarray  # (m,) int64, how many end in each of the nodes
     sources: np.ndarray  # (e,) int64, those of the first node's edges first
     factors: np.ndarray  # (e,) float64, for their weights in the whole graph
+    weights: np.ndarray | None  # (e,) float32, what the graph says of them
 
 
 class EdgeSampler(Protocol):
@@ -56,6 +57,7 @@ class InLayers(Sampler):
     ) -> None:
         self._edge_sampler, self._num_layers, self._seed = edge_sampler, num_layers, seed
         self._train, self._degrees = graph.nodes_of(TRAIN), degrees_of(graph)
+        self._num_into, self._loop_weights = np.diff(graph.indptr), graph.loop_weights
         self._batch_nodes = min(batch_nodes, len(self._train))
         self.num_sub_graphs = (-(-len(self._train) // self._batch_nodes),)
         self._first = range(min(_NUM_FIRST, self.num_sub_graphs[0]))
@@ -79,7 +81,7 @@ class InLayers(Sampler):
             try:
                 positions[nodes] = np.arange(len(nodes))
                 draws = generator(self._seed, epoch, number)
-                parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+                parts: list[tuple[np.ndarray, ...]] = []
                 for layer in range(self._num_layers):
                     edges = self._edge_sampler.sample(nodes, layer, draws)
                     new = distinct(edges.sources[positions[edges.sources] < 0])
@@ -88,12 +90,16 @@ class InLayers(Sampler):
                     parts.append(_in_rows(edges, positions, len(nodes)))
             finally:
                 positions[nodes] = -1
-        degrees = [torch.from_numpy(counts[nodes]) for counts in self._degrees]
+        degrees = [torch.from_numpy(of_nodes[nodes]) for of_nodes in self._degrees]
         layers: list[Excerpt] = []
         num_sources = len(nodes)
         for arrays in reversed(parts):
-            tensors = map(torch.from_numpy, arrays)
-            layers.append(Excerpt(*tensors, *(counts[:num_sources] for counts in degrees)))
+            indptr, indices, factors, *weights = map(torch.from_numpy, arrays)
+            of_sources = (of_nodes[:num_sources] for of_nodes in degrees)
+            if self._loop_weights is not None:
+                targets = nodes[: len(indptr) - 1]
+                weights.append(torch.from_numpy(self._loop_weights[targets]))
+            layers.append(Excerpt(indptr, indices, factors, *of_sources, *weights))
             num_sources = layers[-1].num_targets
         adjacency = Layered(layers)
         self._sizes.put(epoch, number, len(nodes), adjacency.num_edges)
@@ -128,7 +134,7 @@ class InLayers(Sampler):
             nodes, adjacency, _ = self.draw(1, number)
             for layer in map(adjacency.of_layer, range(self._num_layers)):
                 num_kept += layer.num_edges
-                num_ending += int(self._degrees.plain[nodes[: layer.num_targets]].sum())
+                num_ending += int(self._num_into[nodes[: layer.num_targets]].sum())
         return {"kept_edge_fraction": num_kept / num_ending if num_ending else 1.0}
 
     def _batch(self, epoch: int, number: int) -> np.ndarray:
@@ -147,11 +153,10 @@ class InLayers(Sampler):
         return round(fmean(self.num_nodes(1, number) for number in self._first))
 
 
-def _in_rows(
-    edges: Edges, positions: np.ndarray, num_sources: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return `indptr`, `indices` and factors of edges, with ascending sources in each row."""
+def _in_rows(edges: Edges, positions: np.ndarray, num_sources: int) -> tuple[np.ndarray, ...]:
+    """Return `indptr`, `indices`, factors and perhaps weights of edges; sources ascend in rows."""
     rows = np.repeat(np.arange(len(edges.nums)) * num_sources, edges.nums)
     keys = rows + positions[edges.sources]
     order = np.argsort(keys)
-    return np.append(0, np.cumsum(edges.nums)), keys[order] - rows, edges.factors[order]
+    of_edges = [values[order] for values in edges[2:] if values is not None]
+    return np.append(0, np.cumsum(edges.nums)), keys[order] - rows, *of_edges

@@ -35,7 +35,7 @@ class Neighbours:
         chosen = starts[many, None] + subsets(degrees[many], most, draws)
         edges[begins[many, None] + np.arange(most)] = chosen
         factors = np.repeat(degrees / np.maximum(nums, 1), nums)
-        return Edges(nums, self._graph.indices[edges], factors)
+        return Edges(nums, self._graph.indices[edges], factors, self._graph.weights_of(edges))
 
     def most_sources(self, num_targets: int, layer: int) -> int:
         """Bound the sources by the neighbours of the nodes that have most."""

@@ -11,6 +11,7 @@ from vigpipe.graphs.partitions.generations import Generations
 from vigpipe.graphs.partitions.induced import Induced
 from vigpipe.graphs.partitions.partition import Partition, edges_between
 from vigpipe.graphs.samplers.sampler import Sampler, SubGraph
+from vigpipe.graphs.samplers.whole import weights_of
 from vigpipe.job.order import epoch_order
 from vigpipe.ops.adjacency import Adjacency
 
@@ -32,6 +33,7 @@ class Parts(Sampler):
         num_groups: int = 1,
     ) -> None:
         self.generations, self._num_joined, self._seed = generations, num_joined, seed
+        self._graph = graph
         self._is_train = graph.split == TRAIN
         self._induced = Induced(graph)
         groups = [generations.most_nodes[group::num_groups] for group in range(num_groups)]
@@ -84,5 +86,7 @@ class Parts(Sampler):
     def _join(self, partition: Partition, parts: Sequence[int]) -> SubGraph:
         nodes = np.concatenate([partition.nodes_of(part) for part in parts])
         nodes.sort()
-        indptr, indices, _ = self._induced.on(nodes)
-        return SubGraph(nodes, Adjacency(torch.from_numpy(indptr), torch.from_numpy(indices)))
+        indptr, indices, edges = self._induced.on(nodes)
+        rows = torch.from_numpy(indptr), torch.from_numpy(indices)
+        weights = weights_of(self._graph, edges)
+        return SubGraph(nodes, Adjacency(*rows, edge_weights=weights))

@@ -18,10 +18,11 @@ import torch
 
 from vigpipe.graphs.graph import TRAIN, Graph, random_walks
 from vigpipe.graphs.partitions.induced import Induced
-from vigpipe.graphs.samplers.aggregation import degrees_of, squared_columns
+from vigpipe.graphs.samplers.aggregation import degrees_of, inverse, squared_columns
 from vigpipe.graphs.samplers.counts import Counts
 from vigpipe.graphs.samplers.draws import DrawNodes, Sizes, Urn, distinct_nodes
 from vigpipe.graphs.samplers.sampler import Sampler, SubGraph
+from vigpipe.graphs.samplers.whole import weights_of
 from vigpipe.ops.adjacency import Excerpt
 
 
@@ -43,7 +44,7 @@ class Saint(Sampler):
         can_come: np.ndarray | None = None,
     ) -> None:
         self.counts = counts
-        self._degrees, self._induced = degrees_of(graph), Induced(graph)
+        self._graph, self._degrees, self._induced = graph, degrees_of(graph), Induced(graph)
         self._is_train = graph.split == TRAIN
         can_train = self._is_train if can_come is None else self._is_train & can_come
         self._num_train = int(np.count_nonzero(can_train))
@@ -58,9 +59,10 @@ class Saint(Sampler):
         self._sizes.put(epoch, number, len(nodes), len(edges))
         times = np.maximum(self.counts.of_nodes[nodes], 1)
         factors = np.repeat(times, np.diff(indptr)) / np.maximum(self.counts.of_edges[edges], 1)
-        arrays = indptr, indices, factors, self._degrees.plain[nodes], self._degrees.looped[nodes]
-        weights = self.counts.num_drawn / times
-        return SubGraph(nodes, Excerpt(*map(torch.from_numpy, arrays)), weights)
+        degrees = (of_nodes[nodes] for of_nodes in self._degrees)
+        tensors = map(torch.from_numpy, (indptr, indices, factors, *degrees))
+        excerpt = Excerpt(*tensors, edge_weights=weights_of(self._graph, edges))
+        return SubGraph(nodes, excerpt, self.counts.num_drawn / times)
 
     def num_nodes(self, epoch: int, number: int) -> int:
         return len(self._nodes(epoch, number))
@@ -92,7 +94,7 @@ class Saint(Sampler):
 
     def as_table(self) -> dict[str, object]:
         counts = self.counts
-        num_ending = int(counts.of_nodes @ self._degrees.plain)
+        num_ending = int(counts.of_nodes @ np.diff(self._graph.indptr))
         return {
             "kept_edge_fraction": int(counts.of_edges.sum()) / num_ending if num_ending else 1.0,
             "counted": {
@@ -112,20 +114,20 @@ def by_nodes(graph: Graph, weighting: Literal["gcn", "mean"], num: int) -> DrawN
     can be drawn: of the model's own matrix for `gcn`, otherwise of the one normalised by rows.
     """
     degrees = degrees_of(graph).looped
-    of_others = squared_columns(graph, weighting, degrees, with_loops=False)
-    urn = Urn(of_others + (1 / degrees) ** 2)
+    norms = squared_columns(graph, weighting, degrees, with_loops=True)
+    urn = Urn(norms + np.where(graph.lacks_loop, inverse(degrees) ** 2, 0))
     return lambda draws: urn.draw(num, draws)
 
 
 def by_edges(graph: Graph, num: int) -> DrawNodes:
     """Draw both ends of `num` edges with replacement, in proportion to 1 / deg u + 1 / deg v.
 
-    That has the least variance. A node without edges is never drawn. The graph must have edges.
+    That has the least variance; it is multiplied by the weight of the edge. A node without edges is
+    never drawn. The graph must have edges.
     """
-    degrees = np.diff(graph.indptr)
-    targets = graph.targets()
-    inverses = 1 / np.maximum(degrees, 1)
-    urn = Urn(inverses[targets] + inverses[graph.sources()])
+    inverses, weights = inverse(degrees_of(graph).plain), graph.weights_of(slice(None))
+    of_edges = inverses[graph.targets()] + inverses[graph.sources()]
+    urn = Urn(of_edges if weights is None else of_edges * weights)
 
     def draw(draws: np.random.Generator) -> np.ndarray:
         edges = urn.draw(num, draws)

@@ -42,4 +42,11 @@ def whole(graph: Graph) -> SubGraph:
 
 def all_edges(graph: Graph) -> Adjacency:
     """Return all edges, between all nodes."""
-    return Adjacency(torch.from_numpy(graph.indptr), torch.from_numpy(graph.sources()))
+    rows = torch.from_numpy(graph.indptr), torch.from_numpy(graph.sources())
+    return Adjacency(*rows, edge_weights=weights_of(graph, slice(None)))
+
+
+def weights_of(graph: Graph, edges: np.ndarray | slice) -> torch.Tensor | None:
+    """Return the weights of edges, (e,) float32, by their numbers; None if all are 1."""
+    weights = graph.weights_of(edges)
+    return None if weights is None else torch.from_numpy(weights)

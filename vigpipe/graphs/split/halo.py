@@ -89,10 +89,11 @@ class Halo:
         factors = torch.ones(len(indices), dtype=torch.float64)
         factors[indices >= num_own] = 1 / rate
         degrees = edges.degrees[stays], edges.loop_degrees[stays]
+        weights = None if edges.edge_weights is None else edges.edge_weights[has_source]
         given = zip(self.given, boundary.given, strict=True)
         return replace(
             self,
-            edges=Excerpt(indptr, indices, factors, *degrees),
+            edges=Excerpt(indptr, indices, factors, *degrees, weights),
             counts=boundary.counts(is_kept),
             given=tuple(rows[torch.from_numpy(is_kept[at])] for rows, at in given),
         )
@@ -114,11 +115,14 @@ def make_halo(adjacency: Adjacency, parts: np.ndarray, rank: int) -> Halo:
     row_of = np.full(num_nodes, -1)
     row_of[here] = np.arange(len(here))
     indptr, edges = edges_into(adjacency.indptr.numpy(), nodes)
-    indices = sort_rows(indptr, row_of[sources[edges]])
-    degrees = [a.in_degrees[torch.from_numpy(here)] for a in (adjacency, adjacency.with_loops())]
+    indices, order = sort_rows(indptr, row_of[sources[edges]])
+    rows, weights = torch.from_numpy(here), adjacency.edge_weights
+    if weights is not None:
+        weights = weights[torch.from_numpy(edges[order])]
+    degrees = adjacency.degrees[rows], adjacency.with_loops().degrees[rows]
     return Halo(
         nodes,
-        Excerpt(torch.from_numpy(indptr), torch.from_numpy(indices), None, *degrees),
+        Excerpt(torch.from_numpy(indptr), torch.from_numpy(indices), None, *degrees, weights),
         boundary,
         boundary.counts(),
         tuple(torch.from_numpy(row_of[sent[rows]]) for rows in given),

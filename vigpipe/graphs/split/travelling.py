@@ -27,13 +27,19 @@ _FITS_INT32 = 1 << 31
 class Block(Adjacency):
     """The edges that end in the nodes of one rank, or those that leave them if transposed.
 
-    `packed` has where the edges of each row begin, then the sources, (rows + 1 + e,); `degrees` has
-    no edges, but the degrees of all nodes of the graph, which is not transposed.
+    `packed` has where the edges of each row begin, then the sources, then the bits of the float32
+    weights, if they have some: (rows + 1 + e,) or (rows + 1 + 2 e,). `degrees` has no edges, but
+    the degrees of all nodes of the graph, which is not transposed.
     """
 
     def __init__(self, packed: Tensor, rows: slice, degrees: Excerpt, transposed: bool) -> None:
-        indptr, indices = packed.long().tensor_split([length_of(rows) + 1])
-        self._keep(indptr, indices, degrees.num_targets)
+        num_rows = length_of(rows) + 1
+        num_edges, weights = len(packed) - num_rows, None
+        if degrees.degrees.is_floating_point():  # they are sums of weights
+            num_edges //= 2
+            weights = packed[num_rows + num_edges :].int().view(torch.float32)
+        indptr, indices = packed[: num_rows + num_edges].long().tensor_split([num_rows])
+        self._keep(indptr, indices, degrees.num_targets, weights)
         self._rows, self._of_nodes, self._is_transposed = rows, degrees, transposed
 
     def factors(
@@ -41,7 +47,8 @@ class Block(Adjacency):
     ) -> Factors:
         assert not transposed  # the reversed edges are another block
         _, of_sources, of_targets = self._of_nodes.factors(weighting, dtype, self._is_transposed)
-        return Factors(None, of_sources, None if of_targets is None else of_targets[self._rows])
+        of_edges = None if self.edge_weights is None else self.edge_weights.to(dtype)
+        return Factors(of_edges, of_sources, None if of_targets is None else of_targets[self._rows])
 
 
 class Blocks:
@@ -50,8 +57,8 @@ class Blocks:
     def __init__(self, whole: Adjacency, shards: Shards, device: torch.device) -> None:
         self.num_nodes, self._shards = whole.num_targets, shards
         self._rows = shards.slices(self.num_nodes)
-        degrees = whole.in_degrees.to(device)
-        nowhere = degrees.new_zeros(self.num_nodes + 1)
+        degrees = whole.degrees.to(device)
+        nowhere = torch.zeros(self.num_nodes + 1, dtype=torch.int64, device=device)
         self._degrees = Excerpt(nowhere, nowhere[:0], None, degrees, degrees)
         blocks = _packed(whole, self._rows)
         is_symmetric = whole.transposed is whole
@@ -147,7 +154,8 @@ class TravellingEdges(MixedEdges):
         if self._has_loops not in self._made:
             # What is computed from the whole graph is freed with this copy of it.
             whole = self.adjacency
-            graph = Adjacency.unchecked(whole.indptr, whole.indices, whole.num_sources)
+            edges = whole.indptr, whole.indices
+            graph = Adjacency.unchecked(*edges, whole.num_sources, whole.edge_weights)
             graph = graph.with_loops() if self._has_loops else graph
             self._made[self._has_loops] = Blocks(graph, self.shards, self._device)
         return self._made[self._has_loops]
@@ -185,11 +193,15 @@ class _Maximum(Function):
 
 
 def _packed(graph: Adjacency, rows: Sequence[slice]) -> list[Tensor]:
-    """Return each rank's edges as they travel: where their rows begin, then their sources."""
+    """Return each rank's edges as they travel; see `Block`."""
     dtype = torch.int32 if max(graph.num_edges, graph.num_sources) < _FITS_INT32 else torch.int64
     blocks = []
     for of_rank in rows:
         indptr = graph.indptr[of_rank.start : of_rank.stop + 1]
-        indices = graph.indices[int(indptr[0]) : int(indptr[-1])]
-        blocks.append(torch.cat((indptr - indptr[0], indices)).to(dtype))
+        edges = slice(int(indptr[0]), int(indptr[-1]))
+        packed = torch.cat((indptr - indptr[0], graph.indices[edges])).to(dtype)
+        if graph.edge_weights is not None:
+            bits = graph.edge_weights[edges].float().view(torch.int32)
+            packed = torch.cat((packed, bits.to(dtype)))
+        blocks.append(packed)
     return blocks

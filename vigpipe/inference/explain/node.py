@@ -51,12 +51,12 @@ class Surroundings:
         """Collect what so many layers can bring to a node."""
         steps_of = np.full(graph.num_nodes, -1)
         steps_of[node] = 0
-        layers, ends, sources = [np.array([node])], [], []
+        layers, ends, edges = [np.array([node])], [], []
         for step in range(1, num_layers + 1):
             rows, numbers = graph.edges_into(layers[-1])
-            origins = np.asarray(graph.indices[numbers])
             ends.append(np.repeat(layers[-1], np.diff(rows)))
-            sources.append(origins)
+            edges.append(numbers)
+            origins = np.asarray(graph.indices[numbers])
             new = np.unique(origins[steps_of[origins] < 0])
             steps_of[new] = step
             layers.append(new)
@@ -70,20 +70,20 @@ class Surroundings:
         features: Any = graph.features
         rows = for_model(features[nodes], False)
         assert isinstance(rows, Tensor)
-        adjacency = _excerpt(graph, nodes, np.concatenate(sources), np.concatenate(ends))
+        adjacency = _excerpt(graph, nodes, np.concatenate(edges), np.concatenate(ends))
         return cls(nodes, steps_of[nodes], rows.to(dtype), adjacency)
 
 
-def _excerpt(graph: Graph, nodes: np.ndarray, sources: np.ndarray, targets: np.ndarray) -> Excerpt:
+def _excerpt(graph: Graph, nodes: np.ndarray, edges: np.ndarray, targets: np.ndarray) -> Excerpt:
     """Number the nodes of edges anew, by their places among `nodes`."""
     place = np.full(graph.num_nodes, -1)
     place[nodes] = np.arange(len(nodes))
-    rows = in_rows(place[sources], place[targets], len(nodes))
-    degrees = degrees_of(graph)
-    indptr, indices, plain, looped = map(
-        torch.from_numpy, (*rows, degrees.plain[nodes], degrees.looped[nodes])
-    )
-    return Excerpt(indptr, indices, None, plain, looped)
+    ends = place[graph.indices[edges]], place[targets]
+    *rows, weights = in_rows(*ends, len(nodes), graph.weights_of(edges))
+    degrees = (of_nodes[nodes] for of_nodes in degrees_of(graph))
+    indptr, indices, plain, looped = map(torch.from_numpy, (*rows, *degrees))
+    of_edges = None if weights is None else torch.from_numpy(weights)
+    return Excerpt(indptr, indices, None, plain, looped, of_edges)
 
 
 class _Weighed(Edges):

@@ -69,14 +69,20 @@ def maxima_backward(adjacency: Adjacency, grad: Tensor, winners: Tensor) -> Tens
 
 def edge_softmax(adjacency: Adjacency, scores: Tensor | Ends) -> Tensor:
     """Take the softmax of scores; see `native.edge_softmax`."""
-    if isinstance(scores, Ends):
-        of_sources, of_targets, slope = scores
-        scores = F.leaky_relu(_at_edges(adjacency, of_sources, of_targets), slope)
+    scores = scores_of(adjacency, scores)
     if not adjacency.num_edges or not scores.shape[1]:
         return torch.zeros_like(scores)
     top = torch.segment_reduce(scores, "max", offsets=adjacency.indptr, axis=0)
     shares = (scores - top.index_select(0, adjacency.targets)).exp_()
     return shares.div_(_of_rows(adjacency, shares).index_select(0, adjacency.targets))
+
+
+def scores_of(adjacency: Adjacency, scores: Tensor | Ends) -> Tensor:
+    """Return the scores of edges, (e, H), which may be given by their ends."""
+    if not isinstance(scores, Ends):
+        return scores
+    of_sources, of_targets, slope = scores
+    return F.leaky_relu(_at_edges(adjacency, of_sources, of_targets), slope)
 
 
 def edge_softmax_backward(
