@@ -38,7 +38,7 @@ def write_graph(path="g.npz", *, several=False, num_features=5, **others):
         "classes": np.array(CLASSES),
         **others,
     }
-    np.savez(path, **arrays)
+    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
 
 
 def write_weights(model: GnnModel = "sage", **options: Any) -> GraphJob:

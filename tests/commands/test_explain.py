@@ -129,7 +129,7 @@ WRONG = [
     ("--weights w.pth --data g.npz --node 1", "w.pth", "not a safetensors file"),
     ("--weights w.safetensors --data g.npz", "--node: is missing"),
     (f"{NODE} --model gcn", "--model gcn", "that of the weights"),
-    ("--weights w.safetensors --data t.npz --node twin", "2 nodes of that name", "3 or 4"),
+    ("--weights w.safetensors --data t.npz --node twin", "several nodes of that name", "3 or 4"),
     ("--weights w.safetensors --data h.npz --node 1", "h.npz", "No such file"),
     (f"{NODE} --image-size 8", "--image-size 8", "is for an image"),
     (f"{IMAGE} --node 3", "--node 3", "is for the node of a graph"),

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ from tests.commands.refusals import check_commands, refused
 from tests.world import run_command
 from vigpipe.checkpoint.weights_file import save_weights
 from vigpipe.cli import main
+from vigpipe.config.verbs import PredictConfig
 from vigpipe.errors import InputError
 from vigpipe.files.weights_metadata import read_metadata
 from vigpipe.graphs.graph import TEST
+from vigpipe.inference.graph_description import read_graph_description
 from vigpipe.inference.predict import most_likely
 from vigpipe.inference.predict_nodes import NodePrediction
+from vigpipe.inference.samples import NodeSamples
 from vigpipe.model.variants import create_model
 
 OURS = "--weights w.safetensors"
@@ -31,11 +35,12 @@ def _here(here, monkeypatch):
     monkeypatch.setattr("vigpipe.launch.local.preload", lambda *modules: None)
 
 
-def told(capsys, *arguments: str, data: str = "g.npz") -> list[dict]:
+def told(capsys, *arguments: str, data: str = "g.npz", known: bool = True) -> list[dict]:
     line = ["predict", *OURS.split(), "--data", data, "--format", "json", "--threads", "1"]
     assert main([*line, *arguments]) == 0
     stdout, stderr = capsys.readouterr()
-    assert stderr.startswith("vigpipe: score of 10 test nodes: loss ")
+    assert stderr.startswith("vigpipe: score of 10 test nodes: loss ") == known
+    assert known or stderr == ""
     return [json.loads(line) for line in stdout.splitlines()]
 
 
@@ -117,9 +122,16 @@ WRONG = [
         *("--data g.npz", "images.safetensors holds a vig_digits", "name image files"),
     ),
     (f"{OURS} --data g.npz a.png", "a.png: is an image", "leave one of the two out"),
-    (f"{OURS} --data wide.npz", "features of a node: 5, and --data wide.npz has 6"),
-    (f"{OURS} --data many.npz", "classes are ant, bee, cow, and those of --data many.npz ant, "),
-    (f"{OURS} --data several.npz", "classes of a node: False, and --data several.npz has True"),
+    (f"{OURS} --data wide.npz", "has 6 features, but the model in w.safetensors was trained on 5"),
+    (f"{OURS} --data many.npz", "has 1 class (doe), which", "its classes are ant, bee, cow"),
+    (f"{OURS} --data numbers.npz", "has 4 classes, and the model in w.safetensors 3; give a graph"),
+    (f"{OURS} --data several.npz", "a node has any number of classes, but for the model in w"),
+    (f"{OURS} --data g.npz --nodes 3,4,3", "--nodes 3: is the same node as 3; name it once"),
+    (f"{OURS} --data g.npz --nodes 40", "--nodes 40: g.npz has no such node; give a number from 0"),
+    (f"{OURS} --data g.npz --nodes ,", "--nodes ,: names no node; give names or numbers with"),
+    (f"{OURS} --data g.npz --nodes none.txt", "none.txt", "cannot be read"),
+    (f"{OURS} --data g.npz --nodes 3 --split test", "--nodes 3: chooses the nodes", "--split test"),
+    ("--weights images.safetensors a.png --nodes 3", "--nodes 3: is for the nodes of a graph"),
     (f"{OURS} --data none.npz", "none.npz"),
     (
         f"{OURS} --data unvalidated.npz --split validation",
@@ -142,6 +154,7 @@ def test_wrong_use_is_told_in_one_sentence(capsys):
     write_graph("wide.npz", num_features=6)
     write_graph("several.npz", several=True)
     write_graph("many.npz", y=np.arange(NUM_NODES) % 4, classes=np.array([*CLASSES, "doe"]))
+    write_graph("numbers.npz", y=np.arange(NUM_NODES) % 4, classes=None)
     write_graph("unvalidated.npz", split=np.repeat([0, 2], NUM_NODES // 2))
     write_weights()
     Image.new("RGB", (8, 8)).save("a.png")
@@ -171,6 +184,81 @@ def test_metadata_that_cannot_be_are_refused(capsys):
     ):
         save_weights(Path("w.safetensors"), state, {**metadata, name: value})
         assert name in refused(capsys, "predict", *OURS.split(), "--data", "g.npz")
+
+
+@pytest.mark.parametrize(("model", "several"), [*((m, False) for m in OPTIONS), ("gat", True)])
+def test_graphs_without_labels_are_predicted_whole_and_in_parts_in_any_numbering(
+    model, several, capsys
+):
+    """The graph of the training with ten new nodes; an edge from each goes to an old one."""
+    write_graph(several=several)
+    job = write_weights(model)
+    arrays = dict(np.load("g.npz"))
+    random, num = np.random.default_rng(3), NUM_NODES + 10
+    new = np.arange(NUM_NODES, num)
+    ends = np.concatenate((arrays["edge_src"], new, random.integers(0, NUM_NODES, 30)))
+    others = np.concatenate((arrays["edge_dst"], random.integers(0, NUM_NODES, 10)))
+    others = np.concatenate((others, np.repeat(new, 3)))
+    x = np.concatenate((arrays["x"], random.random((10, 5)))).astype(np.float32)
+    np.savez("new.npz", edge_src=ends, edge_dst=others, x=x)
+    order = random.permutation(num)
+    place = np.argsort(order)
+    np.savez("other.npz", edge_src=place[ends], edge_dst=place[others], x=x[order])
+
+    def predicted(data, *arguments):
+        rows = told(capsys, *arguments, data=data, known=False)
+        likely = ({each["class"]: each["probability"] for each in row["top"]} for row in rows)
+        found = np.array([[of_node[name] for name in CLASSES] for of_node in likely])
+        return [row["node"] for row in rows], [row["predicted"] for row in rows], found
+
+    numbers, classes, whole = predicted("new.npz")
+    assert numbers == list(range(num))
+    description = read_graph_description(Path("w.safetensors"))
+    graph = description.open("new.npz", Path())
+    logits = logits_of(replace(job, graph=graph)).double()
+    np.testing.assert_allclose(whole, logits.sigmoid() if several else logits.softmax(1), atol=1e-5)
+    for part in np.array_split(random.permutation(num), 4):
+        found = predicted("new.npz", "--nodes", ",".join(map(str, part)))
+        assert found[:2] == (part.tolist(), [classes[node] for node in part])
+        np.testing.assert_allclose(found[2], whole[part], rtol=0, atol=1e-6)
+    _, of_other, in_other = predicted("other.npz")
+    assert of_other == [classes[node] for node in order]
+    np.testing.assert_allclose(in_other, whole[order], rtol=0, atol=1e-6)
+    Path("new.txt").write_text("\n".join(map(str, place[new])) + "\n")
+    assert predicted("other.npz", "--nodes", "new.txt")[1] == [classes[node] for node in new]
+
+
+def test_only_what_can_reach_the_nodes_is_computed():
+    write_graph()
+    write_weights("gcn")  # of three layers
+    config = PredictConfig(weights=Path("w.safetensors"), data="g.npz", nodes="5", threads=1)
+    path = [*range(5, 20)]
+    write_graph(edge_src=np.array(path[1:]), edge_dst=np.array(path[:-1]))
+    write_weights("gcn", symmetric=False)
+    samples = NodeSamples.of(config, "g.npz", "all")
+    assert samples.graph.num_nodes == 4
+    assert samples.graph.numbers_of(np.arange(4)).tolist() == [5, 6, 7, 8]
+
+
+def test_labels_need_not_be_of_all_classes_and_score_without_a_split(capsys):
+    write_graph()
+    job = write_weights()
+    right = logits_of(job).argmax(1).numpy()
+    y = np.full(NUM_NODES, -1)
+    y[10:16] = [1, 0, 1, 0, 1, 1]
+    names = np.array(["cow", "ant"])
+    labels = np.array([2, 0])[y]
+    for classes, of_file in ((names, y), (None, np.where(y == -1, -1, labels))):
+        write_graph("few.npz", y=of_file, split=None, classes=classes)
+        line = ["predict", *OURS.split(), "--data", "few.npz", "--format", "csv"]
+        assert main([*line, "--threads", "1"]) == 0
+        stdout, stderr = capsys.readouterr()
+        assert [row.split(",")[2] for row in stdout.splitlines()[1:]] == [CLASSES[i] for i in right]
+        share = (right == labels)[y >= 0].mean()
+        assert "score of 6 test nodes: loss" in stderr
+        assert f"accuracy {share:.2%}" in stderr
+        takes = "few.npz does not name its classes: they are taken to be ant, bee, cow"
+        assert (takes in stderr) == (classes is None)
 
 
 def test_weights_of_edges_count_as_in_training_or_are_refused(capsys):

@@ -12,7 +12,6 @@ from vigpipe.commands.bar import bar
 from vigpipe.commands.blocks import parse_blocks
 from vigpipe.config.verbs import ExplainConfig
 from vigpipe.errors import InputError
-from vigpipe.graphs.graph import Graph
 from vigpipe.inference.arrays import write_arrays
 from vigpipe.inference.explain.explanation import Question, strongest
 from vigpipe.inference.explain.image import explain_image
@@ -21,6 +20,7 @@ from vigpipe.inference.explain.views import ImageView, NodeView, View
 from vigpipe.inference.graph_description import read_graph_description
 from vigpipe.inference.load import build_from, load
 from vigpipe.inference.load_graph_model import GraphTransform
+from vigpipe.inference.nodes import find_nodes
 from vigpipe.messages import one_line
 from vigpipe.model.gnn.model import GraphModel
 from vigpipe.model.position import pooled_grid
@@ -114,7 +114,7 @@ def _explain_node(config: ExplainConfig, advance: Callable[[int], object]) -> _E
     num_layers = description.options["layers"]
     blocks = parse_blocks(config.block, [True] * num_layers, "layer")
     graph = transform.open(config.data, config.data_dir, config.seed, download=config.download)
-    node = _parse_node(config.node or "", graph, config.data)
+    node = int(find_nodes([config.node or ""], graph, "--node", config.data)[0])
     around = Surroundings.of(graph, node, num_layers, torch.float32)
     model = build_from(config.weights, description.build).eval()
     assert isinstance(model, GraphModel)
@@ -135,25 +135,6 @@ def _parse_target(text: str | None, class_names: Sequence[str]) -> int | None:
     raise InputError(
         f"--target {text}: no such class; give one of the {len(class_names)} of the model, such as "
         f"{class_names[0]} or {class_names[-1]}, or a label from 0 to {len(class_names) - 1}"
-    )
-
-
-def _parse_node(text: str, graph: Graph, data: str) -> int:
-    """Read the name of a node, or its number; names come first."""
-    names = graph.node_names or ()
-    named = [node for node, name in enumerate(names) if name == text]
-    if len(named) > 1:
-        raise InputError(
-            f"--node {text}: {data} has {len(named)} nodes of that name, expected one; give the "
-            f"number, such as {named[0]} or {named[1]}"
-        )
-    if named:
-        return named[0]
-    if text.isdecimal() and int(text) < graph.num_nodes:
-        return int(text)
-    raise InputError(
-        f"--node {text}: {data} has no such node; give a number from 0 to {graph.num_nodes - 1}"
-        f"{', or a name' if names else ''}"
     )
 
 

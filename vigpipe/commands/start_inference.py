@@ -25,7 +25,7 @@ from vigpipe.parallel.layout import Layout
 from vigpipe.start import COMMAND_LINE, SKIP
 
 OF_IMAGES = ("model", "image_size", "skip_bad_images", "batch_size", "microbatches", "dp")
-OF_GRAPHS = ("data_dir", "download", "split", "seed")
+OF_GRAPHS = ("data_dir", "download", "split", "nodes", "seed")
 _CHECKED = ("seed", "image_size", "batch_size", "threads", "timeout")  # as those of train
 
 
@@ -81,6 +81,11 @@ def _check(config: InferenceConfig, images: Sequence[Path]) -> bool:
     for name, value in given(config, others, type(config)).items():
         raise InputError(f"{as_given(name, value)}: {advice}")
     if isinstance(config, PredictConfig):
+        if config.nodes is not None and config.split != "all":
+            raise InputError(
+                f"--nodes {config.nodes}: chooses the nodes that are told, as --split "
+                f"{config.split} does; leave one of the two out"
+            )
         if config.logits and config.logits == config.embeddings:
             path = config.embeddings
             raise InputError(f"--embeddings {path}: is --logits, too; name another file")

@@ -130,6 +130,8 @@ class PredictConfig(InferenceConfig):
         data: the graph whose nodes are predicted, if the weights are of a graph model: a graph file
             (.npz), a prepared folder, the name of a data set, or sbm:NODES,CLASSES.
         split: which nodes of the graph are told: those of a split, or all.
+        nodes: the nodes that are told, and computed: their names or numbers, with commas between
+            them, or a .txt file with one a line.
         format: output format: text, json with one object per line, or csv.
         logits: .npz file to write the logits of all classes to, with what they are of.
         embeddings: .npz file to write the features to that the last layers classify: of an image
@@ -138,6 +140,7 @@ class PredictConfig(InferenceConfig):
 
     data: str | None = None
     split: Split = "all"
+    nodes: str | None = None
     format: Format = "text"
     logits: Path | None = None
     embeddings: Path | None = None

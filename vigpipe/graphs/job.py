@@ -75,7 +75,7 @@ class GraphJob:
 
     def resampled(self, config: TrainConfig) -> "GraphJob":
         """Return a job on the same graph with other options; InputError if it cannot be cut so."""
-        return _make_job(config, self.graph)
+        return make_graph_job(config, self.graph)
 
     @property
     def partition(self) -> Partition | None:
@@ -399,10 +399,11 @@ def open_graph_job(config: TrainConfig) -> GraphJob:
         feature_weights=weights,
         multi_label=config.multi_label,
     )
-    return _make_job(config, graph)
+    return make_graph_job(config, graph)
 
 
-def _make_job(config: TrainConfig, graph: Graph) -> GraphJob:
+def make_graph_job(config: TrainConfig, graph: Graph) -> GraphJob:
+    """Make the job of training on a graph that is open; InputError if it cannot be cut so."""
     if isinstance(graph, PreparedGraph):
         config = _as_prepared(config, graph)
     began = time.perf_counter()

@@ -32,8 +32,9 @@ def open_graph(
     seed: int,
     feature_weights: np.ndarray | None = None,
     multi_label: bool = False,
+    trains: bool = True,
 ) -> Graph:
-    """Open a graph to train on; InputError if there is none.
+    """Open a graph to train on, or to use a model on; InputError if there is none.
 
     `data` is the path of a graph file, which ends in .npz, or of a prepared folder; the name of a
     data set, in any case; or `sbm.FORM` for a random graph, drawn from the seed. Data sets are in
@@ -41,7 +42,8 @@ def open_graph(
     does so before the others open the graph. Scaled features (`features.scaled`) and edges with
     their reverse are by default as a folder has them, otherwise raw and symmetric. A model that was
     trained with tf-idf brings the weights of the features; by default they are fitted.
-    `multi_label` asks for a graph of which a node may have several classes.
+    `multi_label` asks for a graph of which a node may have several classes. A graph file that is
+    not trained on may lack labels and split; see `make_graph`.
     """
     where = f"--data {data}"
     with reading(where):
@@ -55,7 +57,7 @@ def open_graph(
         if data.startswith(sbm.PREFIX):
             graph = sbm.draw(data, seed)
         elif data.lower().endswith(SUFFIX):
-            graph = graph_file.read(path, multi_label=multi_label)
+            graph = graph_file.read(path, multi_label=multi_label, trains=trains)
         elif data.lower() in named.DATA_SETS:
             graph = named.read(named.DATA_SETS[data.lower()], data_dir, download=download)
         else:

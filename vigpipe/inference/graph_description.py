@@ -1,7 +1,7 @@
 """Read from a weights file which graph model it holds, and what graphs it is for."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,15 +9,18 @@ import numpy as np
 
 from vigpipe.config.choices import GRAPH_MODELS, GnnModel
 from vigpipe.config.of_weights import count_in, said_options, truth_in
+from vigpipe.data.left_out import counted
 from vigpipe.errors import InputError
-from vigpipe.files.names import escaped
+from vigpipe.files.names import are_numbers, escaped, first_few
 from vigpipe.files.weights_metadata import (
     class_names,
     read_metadata,
     unusable,
 )
 from vigpipe.graphs.features import kept_weights
-from vigpipe.graphs.graph import Graph
+from vigpipe.graphs.graph import NO_CLASS, UNKNOWN, Graph
+from vigpipe.graphs.sources import open_graph
+from vigpipe.messages import plural
 from vigpipe.model.gnn.create import create_graph_model
 from vigpipe.model.gnn.model import GraphModel
 
@@ -56,35 +59,82 @@ class GraphDescription:
             norm=options["norm"],
         )
 
-    def check(self, graph: Graph, data: str) -> None:
-        """Raise InputError if the model is for other graphs than the user's --data."""
-        for what, actual, expected in (
-            ("features", graph.num_features, self.num_features),
-            ("classes", graph.num_classes, self.num_classes),
-        ):
-            if actual != expected:
-                raise InputError(
-                    f"--data {data}: has {actual} {what}, but the model in {self.weights} was "
-                    f"trained on {expected}; give a graph with the same {what}"
-                )
+    def open(self, data: str, data_dir: Path, seed: int = 0, *, download: bool = False) -> Graph:
+        """Open a graph to use the model on; InputError if the model is for other graphs.
+
+        The graph need not have labels, nor nodes of all classes; its classes become the model's.
+        """
+        options = self.options
+        graph = open_graph(
+            data,
+            data_dir=data_dir,
+            download=download,
+            features=options["features"],
+            symmetric=options["symmetric"],
+            seed=seed,
+            feature_weights=self.feature_weights,
+            multi_label=self.multi_label,
+            trains=False,
+        )
+        self._check(graph, f"--data {data}")
+        return self._with_classes(graph, f"--data {data}")
+
+    def _check(self, graph: Graph, where: str) -> None:
+        """Raise InputError if the model is for other features, labels or edges."""
+        if graph.num_features != self.num_features:
+            raise InputError(
+                f"{where}: has {graph.num_features} features, but the model in {self.weights} was "
+                f"trained on {self.num_features}; give a graph with the same features"
+            )
         if graph.is_multi_label != self.multi_label:
             kinds = {True: "any number of classes", False: "one class"}
             raise InputError(
-                f"--data {data}: a node has {kinds[graph.is_multi_label]}, but for the model in "
+                f"{where}: a node has {kinds[graph.is_multi_label]}, but for the model in "
                 f"{self.weights} it has {kinds[self.multi_label]}; give a graph like that of its "
                 "training"
             )
-        self.check_edges(graph, data)
-
-    def check_edges(self, graph: Graph, data: str) -> None:
-        """Raise InputError if edges have weights and had none in the training, or the reverse."""
         if (graph.edge_weights is not None) != self.edge_weights:
             had = {True: "with weights of edges", False: "with edges that all count the same"}
             advice = {True: "save them as edge_weight", False: "leave edge_weight out"}
             raise InputError(
-                f"--data {data}: the model in {self.weights} was trained {had[self.edge_weights]}, "
+                f"{where}: the model in {self.weights} was trained {had[self.edge_weights]}, "
                 f"which this graph does not have; {advice[self.edge_weights]}"
             )
+
+    def _with_classes(self, graph: Graph, where: str) -> Graph:
+        """Return the graph with the model's classes, of which it may have some or none."""
+        ours, theirs = graph.class_names, self.names()
+        if not ours:
+            labels = graph.labels
+            if self.multi_label:
+                labels = np.full((graph.num_nodes, self.num_classes), UNKNOWN, np.int8)
+            return replace(graph, labels=labels, class_names=theirs)
+        if are_numbers(ours) or are_numbers(theirs):
+            has_fewer = are_numbers(ours) and not self.multi_label and len(ours) < len(theirs)
+            if len(ours) != len(theirs) and not has_fewer:
+                raise InputError(
+                    f"{where}: has {plural(len(ours), 'class')}, and the model in {self.weights} "
+                    f"{len(theirs)}; give a graph with the same classes"
+                )
+            if not are_numbers(ours) or are_numbers(theirs):
+                return replace(graph, class_names=ours if len(ours) == len(theirs) else theirs)
+            note = f"{where} does not name its classes: they are taken to be {first_few(theirs)}"
+            return replace(graph, class_names=theirs, notes=(*graph.notes, note))
+        label_of = {name: label for label, name in enumerate(theirs)}
+        unknown = [name for name in ours if name not in label_of]
+        if unknown:
+            raise InputError(
+                f"{where}: has {counted(unknown, 'class', 'classes')}, which the model in "
+                f"{self.weights} does not know: its classes are {first_few(theirs)}; give a graph "
+                "of these"
+            )
+        labels = np.array([label_of[name] for name in ours])
+        if self.multi_label:
+            of_nodes = np.full((graph.num_nodes, self.num_classes), UNKNOWN, np.int8)
+            of_nodes[:, labels] = graph.labels
+        else:
+            of_nodes = np.where(graph.labels == NO_CLASS, NO_CLASS, labels[graph.labels])
+        return replace(graph, labels=of_nodes, class_names=theirs)
 
 
 def read_graph_description(weights: Path, data: str = "GRAPH") -> GraphDescription:

@@ -12,7 +12,6 @@ from vigpipe.graphs.features import are_sparse, for_model, in_memory
 from vigpipe.graphs.graph import Graph
 from vigpipe.graphs.prepared.graph import PreparedGraph
 from vigpipe.graphs.samplers.whole import all_edges
-from vigpipe.graphs.sources import open_graph
 from vigpipe.inference.graph_description import GraphDescription, read_graph_description
 from vigpipe.inference.load import build_from, usable_device
 from vigpipe.model.staged import StagedModel
@@ -64,18 +63,7 @@ class GraphTransform:
 
     def open(self, data: str, data_dir: Path, seed: int = 0, *, download: bool = False) -> Graph:
         """Open a graph as `vigpipe predict --data` does, its nodes in the user's order."""
-        options = self.description.options
-        graph = open_graph(
-            data,
-            data_dir=data_dir,
-            download=download,
-            features=options["features"],
-            symmetric=options["symmetric"],
-            seed=seed,
-            feature_weights=self.description.feature_weights,
-            multi_label=self.description.multi_label,
-        )
-        self.description.check(graph, data)
+        graph = self.description.open(data, data_dir, seed, download=download)
         return graph.in_users_order() if isinstance(graph, PreparedGraph) else graph
 
 

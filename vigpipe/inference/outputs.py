@@ -13,9 +13,11 @@ from vigpipe.data import Source
 from vigpipe.data.job import ImageJob
 from vigpipe.data.stored import Look, StoredImages
 from vigpipe.errors import InputError
-from vigpipe.graphs.job import GraphJob
+from vigpipe.graphs.job import GraphJob, make_graph_job
+from vigpipe.graphs.samplers.surroundings import cut_to
 from vigpipe.inference.description import ModelDescription, matching_weights
 from vigpipe.inference.graph_description import GraphDescription
+from vigpipe.inference.nodes import find_nodes, nodes_in
 from vigpipe.inference.prepack import can_prepack, prepack
 from vigpipe.launch.device import weight_dtype
 from vigpipe.model.gnn.model import GraphModel
@@ -59,8 +61,21 @@ def prepare_images(
     return replace(run, job=ImageJob(options, source), config=options, notes=notes)
 
 
-def prepare_graph(config: InferenceConfig, description: GraphDescription, data: str) -> Run:
-    """Prepare a run that scores all nodes of a graph at once."""
+def prepare_graph(
+    config: InferenceConfig, description: GraphDescription, data: str, nodes: str | None = None
+) -> Run:
+    """Prepare a run that scores all nodes of a graph at once.
+
+    With --nodes, the graph has those first, and what the model needs for them.
+    """
+
+    def opened(options: TrainConfig) -> GraphJob:
+        graph = description.open(data, config.data_dir, config.seed, download=config.download)
+        if nodes is not None:
+            chosen = find_nodes(nodes_in(nodes), graph, "--nodes", data)
+            graph = cut_to(graph, chosen, description.options["layers"])
+        return make_graph_job(options, graph)
+
     options = TrainConfig(
         weights=config.weights,  # which say what the model is
         data=data,
@@ -71,7 +86,7 @@ def prepare_graph(config: InferenceConfig, description: GraphDescription, data: 
         multi_label=description.multi_label,
         **_options_of_ranks(config),
     )
-    return prepare(options, weight_dtype(config.dtype))
+    return prepare(options, weight_dtype(config.dtype), opened=opened)
 
 
 def _options_of_ranks(config: InferenceConfig) -> dict[str, Any]:

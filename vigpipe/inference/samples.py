@@ -16,6 +16,7 @@ from vigpipe.data.stored import Look, StoredImages
 from vigpipe.errors import InputError
 from vigpipe.graphs.graph import SPLITS, TEST, Graph, are_labelled
 from vigpipe.graphs.job import GraphJob
+from vigpipe.graphs.samplers.surroundings import CutGraph
 from vigpipe.inference.arrays import texts
 from vigpipe.inference.description import ModelDescription, read_description
 from vigpipe.inference.graph_description import read_graph_description
@@ -32,7 +33,6 @@ from vigpipe.inference.predict import Prediction, make_prediction, most_likely
 from vigpipe.inference.predict_nodes import NodePrediction, make_node_prediction
 from vigpipe.messages import plural
 from vigpipe.run.facts import Run
-from vigpipe.run.initial_weights import names_of_classes
 from vigpipe.run.rank import RankState
 
 _AT_ONCE = 1 << 16  # nodes whose probabilities are computed together
@@ -139,7 +139,7 @@ class ImageSamples:
 
 @dataclass(frozen=True, eq=False)
 class NodeSamples:
-    """The nodes of a split of a graph, ascending in the user's order, as `ImageSamples`."""
+    """Nodes of a graph, as `ImageSamples`: a split's, by their numbers, or those of --nodes."""
 
     unit: ClassVar[str] = "nodes"
     columns: ClassVar[tuple[str, ...]] = ("node", "name")
@@ -149,7 +149,6 @@ class NodeSamples:
     class_names: tuple[str, ...]
     nodes: np.ndarray  # (n,) int64, as the run numbers them
     split: Split
-    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -159,10 +158,12 @@ class NodeSamples:
         description = read_graph_description(config.weights, data)
         if isinstance(config, PredictConfig) and config.embeddings is not None:
             check_has_features(config, description)
-        run = prepare_graph(config, description, data)
+        chosen = config.nodes if isinstance(config, PredictConfig) else None
+        run = prepare_graph(config, description, data, chosen)
         assert isinstance(run.job, GraphJob)
         graph = run.job.graph
-        description.check_edges(graph, data)
+        if isinstance(graph, CutGraph):
+            return cls(run, data, graph.class_names, np.arange(graph.num_chosen), split)
         nodes = np.arange(graph.num_nodes) if split == "all" else graph.nodes_of(SPLITS[split])
         if with_classes:
             nodes = nodes[are_labelled(graph.labels[nodes])]
@@ -171,12 +172,16 @@ class NodeSamples:
                 f"--split {split}: {data} has no such nodes; choose another split, or all"
             )
         nodes = nodes[np.argsort(graph.numbers_of(nodes))]
-        return cls(run, data, names_of_classes(run.config, graph.class_names), nodes, split)
+        return cls(run, data, graph.class_names, nodes, split)
 
     @property
     def graph(self) -> Graph:
         assert isinstance(self.run.job, GraphJob)
         return self.run.job.graph
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(f"note: {note}" for note in self.graph.notes)
 
     @property
     def labels(self) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -205,15 +205,17 @@ def prepare(
     left_out: "LeftOut" = frozenset(),
     ranks_on_host: int | None = None,
     num_hosts: int | None = None,
+    opened: Callable[[TrainConfig], Job] | None = None,
 ) -> Run:
     """Decide the facts of a run from its options as the user gave them, and check them together.
 
     Parts of the data, such as images that cannot be read, may be left out. Without `ranks_on_host`,
     all ranks share a host; `num_hosts` says instead how many hosts a run had that is done again.
+    `opened` makes the job, if it is not to be made of the options alone.
     """
     config = resolved(config)
     check_tracker(config.track)
-    job = open_job(config, left_out)
+    job = open_job(config, left_out) if opened is None else opened(config)
     config = job.config
     if config.final == "best" and not any("validation" in splits for splits in job.passes):
         raise InputError(

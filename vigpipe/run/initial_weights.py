@@ -81,16 +81,6 @@ def notes_on_weights(config: TrainConfig, job: Job) -> list[str]:
     return notes if note is None else [*notes, note]
 
 
-def names_of_classes(config: TrainConfig, ours: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of a model's classes by label: the data's, or the file's if these have none.
-
-    The model is that of `initial_state`.
-    """
-    assert config.weights is not None
-    theirs = class_names(metadata_if_any(config.weights), config.weights)
-    return theirs if theirs and are_numbers(ours) else ours
-
-
 def _class_order(
     metadata: Mapping[str, str], config: TrainConfig, job: Job
 ) -> tuple[list[int] | None, str | None]:

@@ -7,8 +7,16 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from vigpipe.errors import InputError
-from vigpipe.graphs.formats.labels import check_trainable, read_labels, whole_numbers
-from vigpipe.graphs.graph import NO_SPLIT, TEST, Graph, are_rows, in_rows
+from vigpipe.graphs.formats.labels import Labels, check_trainable, read_labels, whole_numbers
+from vigpipe.graphs.graph import (
+    NO_CLASS,
+    NO_SPLIT,
+    TEST,
+    Graph,
+    are_labelled,
+    are_rows,
+    in_rows,
+)
 
 MOST_FEATURES = 1 << 24  # the first layer has a row of weights for each feature
 _AT_ONCE = 1 << 22  # numbers that are checked together
@@ -20,11 +28,12 @@ def make_graph(
     where: str,
     edges: tuple[np.ndarray, np.ndarray],
     features: np.ndarray | csr_array,
-    labels: np.ndarray,
-    split: np.ndarray,
+    labels: np.ndarray | None,
+    split: np.ndarray | None,
     class_names: Sequence[str] | None = None,
     multi_label: bool = True,
     edge_weights: np.ndarray | None = None,
+    trains: bool = True,
 ) -> Graph:
     """Check the parts of a graph and put them together; an InputError begins with `where`.
 
@@ -32,16 +41,18 @@ def make_graph(
     their weights, (e,) numbers above 0, are added. Features, (n, d), are dense or from `make_rows`.
     Labels, class names and `multi_label` are those of `read_labels`. The split is (n,) whole
     numbers; a node without a class gets NO_SPLIT, because there is nothing to train or to score it
-    with.
+    with. A graph that is not trained on may lack labels, of which it then has no class, and the
+    split: all nodes with a class are of the test.
     """
-    num_nodes = len(labels) if labels.ndim else 0
     shape: Any = features.shape  # scipy says it can be None
+    of_features = shape[0] if shape else 0
+    num_nodes = of_features
+    if labels is not None:
+        num_nodes = len(labels) if labels.ndim else 0
     if num_nodes < 1:
         raise InputError(f"{where}: has no nodes, expected at least one; it may be the wrong file")
-    for what, length in (
-        ("features", shape[0] if shape else 0),
-        ("split", len(np.atleast_1d(split))),
-    ):
+    of_split = num_nodes if split is None else len(np.atleast_1d(split))
+    for what, length in (("features", of_features), ("split", of_split)):
         if length != num_nodes:
             raise InputError(
                 f"{where}: has labels of {num_nodes} nodes, but {what} of {length}; save all "
@@ -51,9 +62,18 @@ def make_graph(
     if edge_weights is not None:
         edge_weights = check_weights(edge_weights, len(edges[0]), where)
     features = check_features(features, where)
-    split = _check_split(split, where)
-    of_nodes, names, notes = read_labels(labels, split, class_names, where, multi_label=multi_label)
-    split = check_trainable(of_nodes, split, names, where)
+    has_split = split is not None
+    split = _check_split(split, where) if has_split else np.full(num_nodes, TEST, np.int8)
+    if labels is None:
+        shape = (num_nodes, 0) if multi_label else (num_nodes,)
+        of_nodes, names, notes = Labels(np.full(shape, NO_CLASS), tuple(class_names or ()))
+    else:
+        of_nodes, names, notes = read_labels(
+            labels, split, class_names, where, multi_label=multi_label, is_split=has_split
+        )
+    split = np.where(are_labelled(of_nodes), split, np.int8(NO_SPLIT))
+    if trains:
+        check_trainable(of_nodes, split, names, where)
     indptr, indices, weights = in_rows(*edges, num_nodes, edge_weights)
     if weights is not None and not np.isfinite(weights).all():
         raise InputError(

@@ -13,34 +13,40 @@ from vigpipe.files.npy import names_in, read_npz
 from vigpipe.graphs.formats.checked import make_graph, make_rows
 from vigpipe.graphs.graph import Graph
 
-_REQUIRED = ("edge_src", "edge_dst", "y", "split")
+_EDGES, _OF_TRAINING = ("edge_src", "edge_dst"), ("y", "split")
 _ROWS = ("x_indptr", "x_indices")
 _FACTS = ("x_data", "x_shape", "num_features", "classes", "names")
 _OPTIONAL = ("x", *_ROWS, "edge_weight", *_FACTS)
-_KNOWN = (*_REQUIRED, *_OPTIONAL)
+_KNOWN = (*_EDGES, *_OF_TRAINING, *_OPTIONAL)
 _OF_EDGES = ("edge_attr", "edge_type", "edge_time", "edge_feat")  # or plural
 _MASKS = ("train_mask", "val_mask", "test_mask")
 
 
-def read(path: Path, *, multi_label: bool = False) -> Graph:
+def read(path: Path, *, multi_label: bool = False, trains: bool = True) -> Graph:
     """Read a graph file (docs/graph-data.md); InputError if it holds no graph to train on.
 
-    With `multi_label`, labels that are zeros and ones stay so even if each node has one class.
+    With `multi_label`, labels that are zeros and ones stay so even if each node has one class. A
+    graph that is not trained on may lack labels and split.
     """
     _check_known(names_in(path), path)
-    arrays = read_npz(path, _REQUIRED, _OPTIONAL, mapped=("x",))
-    labels = arrays["y"]
-    num_nodes = len(labels) if labels.ndim else 0
+    required = (*_EDGES, *_OF_TRAINING) if trains else _EDGES
+    arrays = read_npz(path, required, (*_OPTIONAL, *(() if trains else _OF_TRAINING)), ("x",))
+    labels = arrays.get("y")
+    of_nodes = next((arrays[name] for name in ("y", "x", "x_indptr") if name in arrays), None)
+    num_nodes = 0
+    if of_nodes is not None and of_nodes.ndim:
+        num_nodes = len(of_nodes) - (of_nodes is arrays.get("x_indptr"))
     graph = make_graph(
         name=str(path),
         where=str(path),
         edges=(arrays["edge_src"], arrays["edge_dst"]),
         features=_features(arrays, num_nodes, path),
         labels=labels,
-        split=arrays["split"],
+        split=arrays.get("split"),
         class_names=_texts(arrays, "classes", "each class", None, path),
         multi_label=multi_label,
         edge_weights=arrays.get("edge_weight"),
+        trains=trains,
     )
     of_nodes = f"each of the {num_nodes} nodes"
     return replace(graph, node_names=_texts(arrays, "names", of_nodes, num_nodes, path))

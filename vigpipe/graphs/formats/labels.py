@@ -7,7 +7,7 @@ import numpy as np
 
 from vigpipe.errors import InputError
 from vigpipe.files.names import check_class_names, escaped
-from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST, TRAIN, UNKNOWN, are_labelled
+from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST, TRAIN, UNKNOWN
 
 _MOST_EXACT = 1 << 53  # float64 has every whole number up to this one
 
@@ -27,11 +27,13 @@ def read_labels(
     where: str,
     *,
     multi_label: bool,
+    is_split: bool = True,
 ) -> Labels:
     """Read labels, (n,) numbers or names of classes, or (n, C) zeros and ones.
 
     Names of classes are sorted if there are no `class_names`. Unless `multi_label`, zeros and ones
-    that give each node of the split, (n,) int8, one class are read as this class. Among zeros and
+    that give each node of the split, (n,) int8, one class are read as this class; without a split,
+    if they give each node one or none. Among zeros and
     ones, NaN and -1 stand for what is not known. Messages begin with `where`.
     """
     notes: tuple[str, ...] = ()
@@ -39,7 +41,8 @@ def read_labels(
         labels = labels[:, 0]
     elif labels.ndim == 2:
         several = _zeros_and_ones(labels, where)
-        if multi_label or not _is_one_class_a_node(several, split):
+        is_used = split != NO_SPLIT if is_split else (several == 1).any(axis=1)
+        if multi_label or not _is_one_class_a_node(several, is_used):
             names = _check_names(class_names, several.shape[1], where, names_all=True)
             return Labels(several, names)
         class_names = _check_names(class_names, several.shape[1], where, names_all=True)
@@ -57,13 +60,11 @@ def read_labels(
 
 def check_trainable(
     labels: np.ndarray, split: np.ndarray, class_names: Sequence[str], where: str
-) -> np.ndarray:
-    """Return the split, (n,) int8, in which nodes have no part of whose classes nothing is known.
+) -> None:
+    """Raise InputError, which begins with `where`, if there is nothing to train or to test with.
 
-    Raise InputError, which begins with `where`, if there are no training or test nodes, or none to
-    train a class with where a node has one class.
+    There must be training and test nodes, and where a node has one class, training nodes of each.
     """
-    split = np.where(are_labelled(labels), split, np.int8(NO_SPLIT))
     for part, text in ((TRAIN, "training"), (TEST, "test")):
         if not (split == part).any():
             raise InputError(
@@ -78,7 +79,6 @@ def check_trainable(
             if absent == 0 and not (labels == 0).any():
                 advice = "classes count from 0, so subtract 1 if these labels count from 1"
             raise InputError(f"{where}: class {absent} ('{name}') has no training nodes; {advice}")
-    return split
 
 
 def whole_numbers(array: np.ndarray) -> np.ndarray | None:
@@ -90,8 +90,8 @@ def whole_numbers(array: np.ndarray) -> np.ndarray | None:
     return array.astype(np.int64) if (array == np.floor(array)).all() else None
 
 
-def _is_one_class_a_node(several: np.ndarray, split: np.ndarray) -> bool:
-    counts, is_used = several.sum(axis=1), split != NO_SPLIT
+def _is_one_class_a_node(several: np.ndarray, is_used: np.ndarray) -> bool:
+    counts = several.sum(axis=1)
     if (several == UNKNOWN).any():
         return False
     return bool(is_used.any() and (counts[is_used] == 1).all() and (counts <= 1).all())

@@ -12,7 +12,7 @@ from vigpipe.files.names import check_class_names
 from vigpipe.files.untrusted import read_json
 from vigpipe.graphs.formats.checked import check_features
 from vigpipe.graphs.formats.labels import check_trainable
-from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST, UNKNOWN, digest_of
+from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST, UNKNOWN, are_labelled, digest_of
 from vigpipe.graphs.prepared.files import Arrays, Files, array, check_rows, numbers
 from vigpipe.graphs.prepared.graph import PreparedGraph
 from vigpipe.graphs.prepared.manifest import NAMES, NODES, Manifest, file_of_part, read_manifest
@@ -27,7 +27,8 @@ def open_folder(folder: Path) -> PreparedGraph:
     nodes, first_nodes = parts.nodes, np.array(manifest.first_nodes)
     check_class_names(manifest.class_names, str(folder))
     labels = _of_several(nodes["labels"]) if manifest.multi_label else nodes["labels"]
-    split = check_trainable(labels, nodes["split"], manifest.class_names, str(folder))
+    split = np.where(are_labelled(labels), nodes["split"], np.int8(NO_SPLIT))
+    check_trainable(labels, split, manifest.class_names, str(folder))
     return PreparedGraph(
         name=str(folder),
         indptr=nodes["indptr"],

@@ -5,6 +5,7 @@ import torch
 
 from vigpipe.graphs.graph import TRAIN, Graph
 from vigpipe.graphs.samplers.sampler import Sampler, SubGraph
+from vigpipe.graphs.samplers.surroundings import CutGraph
 from vigpipe.ops.adjacency import Adjacency
 
 
@@ -42,6 +43,8 @@ def whole(graph: Graph) -> SubGraph:
 
 def all_edges(graph: Graph) -> Adjacency:
     """Return all edges, between all nodes."""
+    if isinstance(graph, CutGraph):
+        return graph.excerpt
     rows = torch.from_numpy(graph.indptr), torch.from_numpy(graph.sources())
     return Adjacency(*rows, edge_weights=weights_of(graph, slice(None)))
 

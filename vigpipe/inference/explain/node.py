@@ -16,8 +16,8 @@ from torch import Tensor
 
 from vigpipe.errors import InputError
 from vigpipe.graphs.features import for_model
-from vigpipe.graphs.graph import Graph, in_rows
-from vigpipe.graphs.samplers.aggregation import degrees_of
+from vigpipe.graphs.graph import Graph
+from vigpipe.graphs.samplers import surroundings
 from vigpipe.inference.explain.explanation import (
     EdgeShares,
     Explanation,
@@ -49,18 +49,7 @@ class Surroundings:
     @classmethod
     def of(cls, graph: Graph, node: int, num_layers: int, dtype: torch.dtype) -> "Surroundings":
         """Collect what so many layers can bring to a node."""
-        steps_of = np.full(graph.num_nodes, -1)
-        steps_of[node] = 0
-        layers, ends, edges = [np.array([node])], [], []
-        for step in range(1, num_layers + 1):
-            rows, numbers = graph.edges_into(layers[-1])
-            ends.append(np.repeat(layers[-1], np.diff(rows)))
-            edges.append(numbers)
-            origins = np.asarray(graph.indices[numbers])
-            new = np.unique(origins[steps_of[origins] < 0])
-            steps_of[new] = step
-            layers.append(new)
-        nodes = np.concatenate(layers)
+        nodes, steps, edges = surroundings.Surroundings.of(graph, np.array([node]), num_layers)
         if len(nodes) * graph.num_features > _MOST_NUMBERS:
             raise InputError(
                 f"--node: {len(nodes)} nodes within {num_layers} steps with {graph.num_features} "
@@ -70,20 +59,7 @@ class Surroundings:
         features: Any = graph.features
         rows = for_model(features[nodes], False)
         assert isinstance(rows, Tensor)
-        adjacency = _excerpt(graph, nodes, np.concatenate(edges), np.concatenate(ends))
-        return cls(nodes, steps_of[nodes], rows.to(dtype), adjacency)
-
-
-def _excerpt(graph: Graph, nodes: np.ndarray, edges: np.ndarray, targets: np.ndarray) -> Excerpt:
-    """Number the nodes of edges anew, by their places among `nodes`."""
-    place = np.full(graph.num_nodes, -1)
-    place[nodes] = np.arange(len(nodes))
-    ends = place[graph.indices[edges]], place[targets]
-    *rows, weights = in_rows(*ends, len(nodes), graph.weights_of(edges))
-    degrees = (of_nodes[nodes] for of_nodes in degrees_of(graph))
-    indptr, indices, plain, looped = map(torch.from_numpy, (*rows, *degrees))
-    of_edges = None if weights is None else torch.from_numpy(weights)
-    return Excerpt(indptr, indices, None, plain, looped, of_edges)
+        return cls(nodes, steps, rows.to(dtype), edges)
 
 
 class _Weighed(Edges):
