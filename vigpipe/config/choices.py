@@ -38,7 +38,7 @@ Policy = Literal["knn", "window", "grid", "pattern", "reuse", "lookahead"]
 # tied   all of them, with the same channels wherever a residual is added
 Divided = Literal["inner", "tied"]
 Sampler = Literal["full", "parts", "saint-node", "saint-edge", "saint-walk", "fastgcn", "neighbour"]
-Partition = Literal["random", "metis", "spectral", "walks"]
+Partition = Literal["random", "metis", "metis-train", "spectral", "walks"]
 Features = Literal["raw", "row", "tfidf"]
 Decay = Literal["all", "first"]
 Aggregator = Literal["max", "edge", "sage", "gin", "maxmean"]

@@ -139,8 +139,9 @@ class TrainConfig:
             the parts of --partition; saint-node, saint-edge and saint-walk draw nodes (GraphSAINT);
             fastgcn and neighbour take some training nodes, and sample edges for every layer
             (FastGCN, GraphSAGE).
-        partition: how a graph is cut into parts: metis cuts few edges; random draws each node's
-            part; spectral and walks look for clusters.
+        partition: how a graph is cut into parts: metis cuts few edges; metis-train does so, too,
+            and gives each part its share of the training nodes; random draws each node's part;
+            spectral and walks look for clusters.
         parts: number of parts.
         repartition_every: epochs after which a graph is cut anew: random parts are drawn again, and
             others are balanced by the time that nodes and edges have taken; by default never.

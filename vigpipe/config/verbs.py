@@ -57,8 +57,9 @@ class PrepareConfig:
         symmetric: use every edge in both directions.
         multi_label: read the zeros and ones of a graph file as several classes a node, even if each
             node has one.
-        partition: how the graph is cut into parts: metis cuts few edges; random draws each node's
-            part; spectral and walks look for clusters.
+        partition: how the graph is cut into parts: metis cuts few edges; metis-train does so, too,
+            and gives each part its share of the training nodes; random draws each node's part;
+            spectral and walks look for clusters.
         parts: number of parts.
         seed: seed of the partition, and of a random graph.
     """

@@ -1,6 +1,7 @@
-"""Partitions made by all four methods."""
+"""Partitions made by all methods."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.graphs.partitions.small_graphs import blocks_graph, edges_of, graphs, make_graph
 from tests.refusals import check_refusals
+from vigpipe.graphs.graph import TEST, TRAIN
 from vigpipe.graphs.partitions.induced import Induced
 from vigpipe.graphs.partitions.make import make_partition
 from vigpipe.graphs.partitions.partition import METHODS
@@ -58,6 +60,20 @@ def test_metis_parts_are_of_one_size_and_keep_more_edges_than_random_ones(num_pa
     assert random.kept_edge_fraction == pytest.approx(1 / num_parts, abs=0.03)
 
 
+def test_parts_can_have_their_shares_of_training_nodes_too():
+    graph, blocks = blocks_graph(1000, 20, degree_in=10, degree_out=3, seed=0)
+    graph = replace(graph, split=np.where(blocks < 7, TRAIN, TEST).astype(np.int8))
+    plain, shared = (make_partition(graph, m, 10, seed=0) for m in ("metis", "metis-train"))
+    spread = {}
+    for partition in (plain, shared):
+        shares = [np.bincount(partition.parts[graph.split == of]) for of in (TRAIN, TEST)]
+        spread[partition.method] = max(of.max() / of.mean() for of in shares)
+    assert spread["metis"] > 1.5
+    assert spread["metis-train"] <= 1.05
+    assert shared.balance <= 1.05
+    assert plain.kept_edge_fraction > shared.kept_edge_fraction > 0.25  # random parts keep 0.1
+
+
 @pytest.mark.parametrize("method", ["metis", "spectral", "walks"])
 def test_two_blocks_are_found(method):
     graph, blocks = blocks_graph(400, 2, degree_in=12, degree_out=1, seed=1)
@@ -100,7 +116,13 @@ def test_wrong_methods_seeds_and_large_spectral_graphs_are_refused():
     path = np.arange(MOST_NODES + 1)
     small, large = make_graph(3, [0], [1]), make_graph(MOST_NODES + 1, path[:-1], path[1:])
     rows: list[Any] = [
-        (small, "louvain", 2, 0, "no 'louvain' parts; choose random, metis, spectral or walks"),
+        (
+            small,
+            "louvain",
+            2,
+            0,
+            "no 'louvain' parts; choose random, .*, spectral or walks",
+        ),
         (small, "metis", 2, -1, "seed of its parts is -1; choose 0 or more"),
         (large, "spectral", 2, 0, r"at most 5,000 .* 5,001 have; choose metis or walks"),
     ]

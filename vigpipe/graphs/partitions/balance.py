@@ -17,9 +17,9 @@ def balanced(
     Parts give nodes away one after the other, the most expensive part first. A part first gives
     those nodes that have most neighbours in another part, less those in their own.
 
-    Takes the matrix of `neighbours`, and the part and cost of each node, (n,). Returns the new
-    parts. None grows beyond `most_nodes`, and none costs more than LIMIT times the mean, unless no
-    other part can take one of its nodes, or it has only one.
+    Takes the matrix of `neighbours`, and the part and cost of each node, (n,); those that cost
+    nothing stay. Returns the new parts. None grows beyond `most_nodes`, and none costs more than
+    LIMIT times the mean, unless no other part can take one of its nodes, or it has only one.
     """
     parts = parts.copy()
     loads, sizes = np.bincount(parts, costs, num_parts), np.bincount(parts, minlength=num_parts)
@@ -27,7 +27,7 @@ def balanced(
     for part in np.argsort(-loads, kind="stable"):
         if loads[part] <= limit:
             break
-        nodes = np.flatnonzero(parts == part)
+        nodes = np.flatnonzero((parts == part) & (costs > 0))
         near = _near(joined, nodes, parts, num_parts)
         own = near[:, part].copy()
         near[:, part] = -1

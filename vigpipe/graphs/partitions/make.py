@@ -1,4 +1,4 @@
-"""Make a partition of a graph by one of four methods."""
+"""Make a partition of a graph by one of METHODS."""
 
 import time
 
@@ -7,19 +7,21 @@ from scipy.sparse import csr_array
 from threadpoolctl import threadpool_limits
 
 from vigpipe.errors import InputError
-from vigpipe.graphs.graph import Graph, neighbours
+from vigpipe.graphs.graph import TRAIN, Graph, neighbours
+from vigpipe.graphs.partitions.balance import balanced
 from vigpipe.graphs.partitions.metis import metis_parts
 from vigpipe.graphs.partitions.partition import METHODS, Method, Partition, measured
 
 
 def make_partition(graph: Graph, method: Method, num_parts: int, seed: int) -> Partition:
-    """Cut a graph into parts, none of which is empty.
+    """Cut a graph into parts by a method of METHODS, none of which is empty.
 
     Random parts are drawn uniformly for each node, so that parts differ in size by chance; two
     nodes share a part with probability 1 / k. `spectral` and `walks` cannot place nodes without
-    neighbours, which draw their parts instead. Where a method leaves parts empty, each of these
-    gets a node of the part that is largest then. The same seed gives the same parts, whatever the
-    number of threads.
+    neighbours, which draw their parts instead. `metis-train` moves nodes of `metis`, so that each
+    part has its share of the training nodes, and of the others. Where a method leaves parts empty,
+    each of these gets a node of the part that is largest then. The same seed gives the same parts,
+    whatever the number of threads.
     """
     check_request(graph, method, num_parts, seed)
     start = time.perf_counter()
@@ -35,8 +37,13 @@ def _parts(graph: Graph, method: str, num_parts: int, draws: np.random.Generator
     if method == "random":
         return draws.integers(num_parts, size=graph.num_nodes)
     joined = neighbours(graph)
-    if method == "metis":
-        return metis_parts(joined, num_parts, draws)
+    if method.startswith("metis"):
+        parts = metis_parts(joined, num_parts, draws)
+        is_train = graph.split == TRAIN
+        for moves in (is_train, ~is_train) if method == "metis-train" else ():
+            costs = moves.astype(np.float64)
+            parts = balanced(joined, parts, costs, num_parts, graph.num_nodes)
+        return parts
     # These import scikit-learn, which takes 0.7 s, and which no other method needs.
     from vigpipe.graphs.partitions.spectral import spectral_parts
     from vigpipe.graphs.partitions.walks import walk_parts

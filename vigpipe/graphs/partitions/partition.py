@@ -14,7 +14,7 @@ from vigpipe.graphs.graph import Graph
 # metis     few edges between parts of equal size
 # spectral  clusters of the eigenvectors of the adjacency, for small graphs
 # walks     clusters of an embedding of random walks
-Method = Literal["random", "metis", "spectral", "walks"]
+Method = Literal["random", "metis", "metis-train", "spectral", "walks"]
 METHODS: tuple[str, ...] = get_args(Method)
 _NODES_AT_ONCE = 1 << 16  # bounds the memory for their edges
 
