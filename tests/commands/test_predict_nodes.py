@@ -17,7 +17,8 @@ from tests.commands.refusals import check_commands, refused
 from tests.world import run_command
 from vigpipe.checkpoint.weights_file import save_weights
 from vigpipe.cli import main
-from vigpipe.config.verbs import PredictConfig
+from vigpipe.commands.dataset import prepare_dataset
+from vigpipe.config.verbs import PredictConfig, PrepareConfig
 from vigpipe.errors import InputError
 from vigpipe.files.weights_metadata import read_metadata
 from vigpipe.graphs.graph import TEST
@@ -124,7 +125,10 @@ WRONG = [
     (f"{OURS} --data g.npz a.png", "a.png: is an image", "leave one of the two out"),
     (f"{OURS} --data wide.npz", "has 6 features, but the model in w.safetensors was trained on 5"),
     (f"{OURS} --data many.npz", "has 1 class (doe), which", "its classes are ant, bee, cow"),
-    (f"{OURS} --data numbers.npz", "has 4 classes, and the model in w.safetensors 3; give a graph"),
+    (
+        f"{OURS} --data numbers.npz",
+        "has 4 classes, and the model in w.safetensors 3; one of",
+    ),
     (f"{OURS} --data several.npz", "a node has any number of classes, but for the model in w"),
     (f"{OURS} --data g.npz --nodes 3,4,3", "--nodes 3: is the same node as 3; name it once"),
     (f"{OURS} --data g.npz --nodes 40", "--nodes 40: g.npz has no such node; give a number from 0"),
@@ -229,15 +233,18 @@ def test_graphs_without_labels_are_predicted_whole_and_in_parts_in_any_numbering
 
 
 def test_only_what_can_reach_the_nodes_is_computed():
-    write_graph()
-    write_weights("gcn")  # of three layers
-    config = PredictConfig(weights=Path("w.safetensors"), data="g.npz", nodes="5", threads=1)
-    path = [*range(5, 20)]
-    write_graph(edge_src=np.array(path[1:]), edge_dst=np.array(path[:-1]))
-    write_weights("gcn", symmetric=False)
-    samples = NodeSamples.of(config, "g.npz", "all")
-    assert samples.graph.num_nodes == 4
-    assert samples.graph.numbers_of(np.arange(4)).tolist() == [5, 6, 7, 8]
+    path = np.arange(5, 20)
+    write_graph(edge_src=path[1:], edge_dst=path[:-1], edge_weight=path[1:])
+    write_weights("gcn", symmetric=False, features="raw")  # of three layers
+    options = PrepareConfig(partition="random", parts=8, symmetric=False)
+    prepare_dataset("g.npz", Path("folder"), options)
+    for data in ("g.npz", "folder"):
+        config = PredictConfig(weights=Path("w.safetensors"), data=data, nodes="5", threads=1)
+        samples = NodeSamples.of(config, data, "all")
+        assert samples.graph.num_nodes == 4
+        assert samples.graph.numbers_of(np.arange(4)).tolist() == [5, 6, 7, 8]
+        assert samples.graph.edge_weights is not None
+        assert sorted(np.asarray(samples.graph.edge_weights)) == [6, 7, 8]
 
 
 def test_labels_need_not_be_of_all_classes_and_score_without_a_split(capsys):
@@ -274,7 +281,7 @@ def test_weights_of_edges_count_as_in_training_or_are_refused(capsys):
     of_same = [row["top"][0]["probability"] for row in told(capsys, data="same.npz")]
     assert np.abs(np.subtract(found, of_same)).max() > 1e-3
     given = ["predict", *OURS.split(), "--data", "plain.npz"]
-    assert "trained with weights of edges, which this graph does not" in refused(capsys, *given)
+    assert "trained with weights of edges, unlike this graph; save them" in refused(capsys, *given)
     with pytest.raises(InputError, match="--aggregator max: takes a maximum, in which the weights"):
         write_weights("sage")
     write_graph()
@@ -284,7 +291,7 @@ def test_weights_of_edges_count_as_in_training_or_are_refused(capsys):
     save_weights(Path("w.safetensors"), job.make_model().state_dict(), facts)
     assert told(capsys)
     given = ["predict", *OURS.split(), "--data", "same.npz"]
-    assert "trained with edges that all count the same, which" in refused(capsys, *given)
+    assert "trained without weights of edges, unlike this graph; leave" in refused(capsys, *given)
 
 
 def test_a_loaded_model_takes_what_its_transform_makes_of_a_graph():

@@ -15,7 +15,7 @@ from vigpipe.errors import InputError
 from vigpipe.inference.arrays import write_arrays
 from vigpipe.inference.explain.explanation import Question, strongest
 from vigpipe.inference.explain.image import explain_image
-from vigpipe.inference.explain.node import Surroundings, explain_node
+from vigpipe.inference.explain.node import NodeInputs, explain_node
 from vigpipe.inference.explain.views import ImageView, NodeView, View
 from vigpipe.inference.graph_description import read_graph_description
 from vigpipe.inference.load import build_from, load
@@ -115,7 +115,7 @@ def _explain_node(config: ExplainConfig, advance: Callable[[int], object]) -> _E
     blocks = parse_blocks(config.block, [True] * num_layers, "layer")
     graph = transform.open(config.data, config.data_dir, config.seed, download=config.download)
     node = int(find_nodes([config.node or ""], graph, "--node", config.data)[0])
-    around = Surroundings.of(graph, node, num_layers, torch.float32)
+    around = NodeInputs.of(graph, node, num_layers, torch.float32)
     model = build_from(config.weights, description.build).eval()
     assert isinstance(model, GraphModel)
     view = NodeView(explain_node(model, around, question), graph, around)

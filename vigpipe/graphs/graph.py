@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from scipy.sparse import coo_array, csr_array
 
+from vigpipe.graphs.choices import Choices
 from vigpipe.graphs.stored_rows import StoredRows
 from vigpipe.ops.transpose import is_symmetric
 
 NO_CLASS = -1  # the label of a node without one
-UNKNOWN = -1  # of a class that a node may have, besides 0 and 1
+UNKNOWN = -1  # in labels of several classes, where 1 is a class that a node has, and 0 another
 _NUMBERS_AT_ONCE = 1 << 22  # of what a digest is made of
 TRAIN, VALIDATION, TEST, NO_SPLIT = 0, 1, 2, -1  # which part of the split a node belongs to
 SPLITS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
@@ -41,6 +42,7 @@ class Graph:
     feature_weights: np.ndarray | None = None
     numbers: np.ndarray | None = None  # (n,) int64, in the user's files; None if they are the same
     edge_weights: np.ndarray | StoredRows | None = None  # (e,) float32 above 0; None if all are 1
+    choices: Choices | None = None  # how its features were made of columns, if that is known
     notes: tuple[str, ...] = ()  # how it was read, which the user should know before a run
 
     @property
@@ -105,6 +107,14 @@ class Graph:
         return lacks
 
     @cached_property
+    def degrees(self) -> np.ndarray:
+        """How many edges end in each node, (n,) int64, or how much they weigh, float64."""
+        weights = self.weights_of(slice(None))
+        if weights is None:
+            return np.diff(self.indptr)
+        return np.bincount(self.targets(), weights, self.num_nodes)
+
+    @cached_property
     def loop_weights(self) -> np.ndarray | None:
         """The weight of each node's edge to itself, (n,) float32; 1 for one that is added."""
         weights = self.weights_of(slice(None))
@@ -153,14 +163,15 @@ def digest_of(
     """
     digest, of_weights = hashlib.sha256("\0".join(class_names).encode()), hashlib.sha256()
     digest.update(np.ascontiguousarray(indptr).data)
-    weights = None
+    has_weights = False
     for sources, weights in edges:
         digest.update(np.ascontiguousarray(sources).data)
         if weights is not None:
             of_weights.update(np.ascontiguousarray(weights).data)
+            has_weights = True
     for array in (labels, split):
         digest.update(np.ascontiguousarray(array).data)
-    if weights is not None:
+    if has_weights:
         digest.update(of_weights.digest())
     return digest.hexdigest()
 
@@ -204,9 +215,9 @@ def in_rows(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Sort edges by their targets, then by their sources; return a Graph's rows, and the weights.
 
-    The ends are (e,) integers from 0 to n - 1. Of an edge that is there more than once, the weights
-    are added. `both_ways` adds the reverse of every edge of a graph without weights. Besides its
-    arguments this holds two int64 arrays of the edges at a time, of a graph without weights.
+    The ends are (e,) integers from 0 to n - 1. An edge that is there more than once gets the sum of
+    its weights. `both_ways` adds the reverse of every edge, which a graph with weights cannot have.
+    Without weights, this holds two int64 arrays of the edges at a time besides its arguments.
     """
     num_edges = len(sources)
     keys = np.empty((1 + both_ways) * num_edges, dtype=np.int64)
@@ -224,8 +235,7 @@ def in_rows(
     np.not_equal(keys[1:], keys[:-1], out=is_first[1:])
     if weights is not None and not is_first.all():
         sums = np.add.reduceat(weights, np.flatnonzero(is_first), dtype=np.float64)
-        with np.errstate(over="ignore"):  # `make_graph` refuses what is infinite
-            weights = sums.astype(np.float32)
+        weights = sums.astype(np.float32)
     keys = keys[is_first]
     indptr = np.searchsorted(keys, np.arange(num_nodes + 1) * num_nodes)
     return indptr, np.remainder(keys, max(1, num_nodes), out=keys), weights

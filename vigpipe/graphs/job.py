@@ -19,6 +19,7 @@ from vigpipe.config.options import TrainConfig, of_sampler
 from vigpipe.errors import InputError
 from vigpipe.files.names import escaped, first_few
 from vigpipe.files.weights_metadata import metadata_if_any
+from vigpipe.graphs.choices import COLUMNS
 from vigpipe.graphs.features import WEIGHTS, are_sparse, as_text, kept_weights
 from vigpipe.graphs.feed import GraphFeed
 from vigpipe.graphs.graph import TRAIN, VALIDATION, Graph
@@ -371,6 +372,7 @@ class GraphJob:
             "class_names": json.dumps(graph.class_names, ensure_ascii=False),
             **options_in_weights(self.config),
             WEIGHTS: as_text(graph.feature_weights),
+            COLUMNS: None if graph.choices is None else graph.choices.as_text(),
         }
 
     def summary(self) -> dict[str, object]:

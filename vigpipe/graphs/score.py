@@ -19,10 +19,10 @@ class NodeScore(Score):
     """The score of a model on the nodes of a split; every node counts exactly once.
 
     The loss is the mean cross-entropy. Where nodes may have several classes, it is that of training
-    (`graphs.loss`), and the accuracy the fraction of all known pairs of a node and a class that are
-    right. `micro_f1` is the F1 of all these pairs taken together; with one class a node it is the
-    accuracy. `macro_f1` is the mean F1 of the classes. As in scikit-learn, a class that no node
-    has, and that is predicted for none, does not count.
+    (`graphs.loss`) without weights of classes, and the accuracy is the fraction of all known pairs
+    of a node and a class that are right. `micro_f1` is the F1 of all these pairs taken together;
+    with one class a node it is the accuracy. `macro_f1` is the mean F1 of the classes. As in
+    scikit-learn, a class that no node has, and that is predicted for none, does not count.
     """
 
     main_name: ClassVar[str] = "accuracy"

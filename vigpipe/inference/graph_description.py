@@ -9,18 +9,18 @@ import numpy as np
 
 from vigpipe.config.choices import GRAPH_MODELS, GnnModel
 from vigpipe.config.of_weights import count_in, said_options, truth_in
-from vigpipe.data.left_out import counted
 from vigpipe.errors import InputError
-from vigpipe.files.names import are_numbers, escaped, first_few
+from vigpipe.files.names import escaped, first_few
 from vigpipe.files.weights_metadata import (
     class_names,
     read_metadata,
     unusable,
 )
+from vigpipe.graphs.choices import COLUMNS, Choices, differing
 from vigpipe.graphs.features import kept_weights
 from vigpipe.graphs.graph import NO_CLASS, UNKNOWN, Graph
 from vigpipe.graphs.sources import open_graph
-from vigpipe.messages import plural
+from vigpipe.inference.classes import match_classes
 from vigpipe.model.gnn.create import create_graph_model
 from vigpipe.model.gnn.model import GraphModel
 
@@ -40,6 +40,7 @@ class GraphDescription:
     class_names: tuple[str, ...]  # by label; empty if the file has no names
     options: dict[str, Any]  # those of training that the model and its graph depend on
     feature_weights: np.ndarray | None  # of tf-idf, (num_features,) float32
+    choices: Choices | None  # how its features were made of columns, if that is known
 
     def names(self) -> tuple[str, ...]:
         """Name every label: by the file, else by its number."""
@@ -77,10 +78,24 @@ class GraphDescription:
             trains=False,
         )
         self._check(graph, f"--data {data}")
-        return self._with_classes(graph, f"--data {data}")
+        graph = self._with_classes(graph, f"--data {data}")
+        if self.choices is not None and graph.choices is None:
+            note = (
+                f"--data {data} does not say how its features were made, and the model was trained "
+                "on columns of a table: they must have been made as its were"
+            )
+            return replace(graph, notes=(*graph.notes, note))
+        return graph
 
     def _check(self, graph: Graph, where: str) -> None:
         """Raise InputError if the model is for other features, labels or edges."""
+        if self.choices is not None and graph.choices is not None:
+            different = [*differing(graph.choices, self.choices)]
+            if different:
+                raise InputError(
+                    f"{where}: makes other features of {first_few(different)} than the graph that "
+                    f"{self.weights} was trained on; import it with --like {self.weights}"
+                )
         if graph.num_features != self.num_features:
             raise InputError(
                 f"{where}: has {graph.num_features} features, but the model in {self.weights} was "
@@ -94,47 +109,35 @@ class GraphDescription:
                 "training"
             )
         if (graph.edge_weights is not None) != self.edge_weights:
-            had = {True: "with weights of edges", False: "with edges that all count the same"}
+            had = {True: "with weights of edges", False: "without weights of edges"}
             advice = {True: "save them as edge_weight", False: "leave edge_weight out"}
             raise InputError(
                 f"{where}: the model in {self.weights} was trained {had[self.edge_weights]}, "
-                f"which this graph does not have; {advice[self.edge_weights]}"
+                f"unlike this graph; {advice[self.edge_weights]}"
             )
 
     def _with_classes(self, graph: Graph, where: str) -> Graph:
         """Return the graph with the model's classes, of which it may have some or none."""
-        ours, theirs = graph.class_names, self.names()
-        if not ours:
+        if not graph.class_names:
             labels = graph.labels
             if self.multi_label:
                 labels = np.full((graph.num_nodes, self.num_classes), UNKNOWN, np.int8)
-            return replace(graph, labels=labels, class_names=theirs)
-        if are_numbers(ours) or are_numbers(theirs):
-            has_fewer = are_numbers(ours) and not self.multi_label and len(ours) < len(theirs)
-            if len(ours) != len(theirs) and not has_fewer:
-                raise InputError(
-                    f"{where}: has {plural(len(ours), 'class')}, and the model in {self.weights} "
-                    f"{len(theirs)}; give a graph with the same classes"
-                )
-            if not are_numbers(ours) or are_numbers(theirs):
-                return replace(graph, class_names=ours if len(ours) == len(theirs) else theirs)
-            note = f"{where} does not name its classes: they are taken to be {first_few(theirs)}"
-            return replace(graph, class_names=theirs, notes=(*graph.notes, note))
-        label_of = {name: label for label, name in enumerate(theirs)}
-        unknown = [name for name in ours if name not in label_of]
-        if unknown:
-            raise InputError(
-                f"{where}: has {counted(unknown, 'class', 'classes')}, which the model in "
-                f"{self.weights} does not know: its classes are {first_few(theirs)}; give a graph "
-                "of these"
-            )
-        labels = np.array([label_of[name] for name in ours])
+            return replace(graph, labels=labels, class_names=self.names())
+        labels, names, notes = match_classes(
+            graph.class_names,
+            self.class_names,
+            self.num_classes,
+            where,
+            str(self.weights),
+            may_be_fewer=not self.multi_label,
+        )
         if self.multi_label:
             of_nodes = np.full((graph.num_nodes, self.num_classes), UNKNOWN, np.int8)
             of_nodes[:, labels] = graph.labels
         else:
             of_nodes = np.where(graph.labels == NO_CLASS, NO_CLASS, labels[graph.labels])
-        return replace(graph, labels=of_nodes, class_names=theirs)
+        notes = (*graph.notes, *notes)
+        return replace(graph, labels=of_nodes, class_names=names, notes=notes)
 
 
 def read_graph_description(weights: Path, data: str = "GRAPH") -> GraphDescription:
@@ -174,4 +177,5 @@ def describe_graph_model(
         names,
         options,
         kept_weights(metadata, weights),
+        Choices.parse(metadata[COLUMNS], str(weights)) if metadata.get(COLUMNS) else None,
     )

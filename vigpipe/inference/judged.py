@@ -28,7 +28,7 @@ class Judged:
 
     labels: np.ndarray  # (n,) int64; (n, C) bool where a sample may have several classes
     predicted: np.ndarray  # of the same shape and type
-    losses: np.ndarray  # (n,) float64, as in training
+    losses: np.ndarray  # (n,) float64, as in training without weights of classes
     is_near: np.ndarray  # (n,) bool: the class is among the NUM_TOP likeliest; empty for several
     # (n,) float64, of the class that is predicted, and of that which is right; (n, C) for several.
     probabilities: np.ndarray

@@ -13,7 +13,7 @@ from vigpipe.data.picture import Picture, to_pil
 from vigpipe.data.sources import find_images, with_test_images
 from vigpipe.data.stored import Load, Look, StoredImages, Wrapped
 from vigpipe.errors import InputError
-from vigpipe.files.names import are_numbers, first_few
+from vigpipe.inference.classes import Matched, match_classes
 from vigpipe.inference.description import NUM_IMAGENET_CLASSES, ModelDescription
 from vigpipe.messages import plural
 
@@ -63,10 +63,10 @@ def labelled_images(
             f"{name} has no test images: all are scored; --test and --seed of a run score those "
             "that it held out"
         )
-    labels, note, names = _labels_of(stored.class_names, description, config)
+    labels, names, of_classes = _labels_of(stored.class_names, description, config)
     load = _of_channels(images.load, stored.look, description, config)
     images = StoredImages(labels[images.labels], load)
-    notes += note
+    notes += of_classes
     absent = np.setdiff1d(np.arange(len(names)), images.labels)
     if len(absent):
         notes.append(f"without images: {counted([names[i] for i in absent], 'class', 'classes')}")
@@ -76,35 +76,19 @@ def labelled_images(
 
 def _labels_of(
     ours: Sequence[str], description: ModelDescription, config: EvaluateConfig
-) -> tuple[np.ndarray, list[str], tuple[str, ...]]:
-    """Return the model's label of each class of the data, by its name if it can be, and notes.
-
-    The names of the model's classes come last: the data's if the file has none.
-    """
-    theirs, data = description.class_names, f"--data {config.data}"
+) -> Matched:
+    """Match the classes, also of folders that are called as those of ImageNet."""
+    theirs = description.class_names
     if not theirs and description.num_classes == NUM_IMAGENET_CLASSES:
         from timm.data.imagenet_info import ImageNetInfo
 
-        theirs = tuple(ImageNetInfo().label_names())  # n01440764 and so on, as its folders
-    label_of = {name: label for label, name in enumerate(theirs)}
-    unknown = [name for name in ours if name not in label_of]
-    if not unknown:
-        return np.array([label_of[name] for name in ours]), [], description.names()
-    if theirs and not are_numbers(theirs) and not are_numbers(ours):
-        raise InputError(
-            f"{data}: has {counted(unknown, 'class', 'classes')}, which the model in "
-            f"{config.weights} does not know: its classes are {first_few(theirs)}; give images of "
-            "these"
-        )
-    if len(ours) != description.num_classes:
-        raise InputError(
-            f"{data}: has {plural(len(ours), 'class')}, and the model in {config.weights} "
-            f"{description.num_classes}; one of the two does not name them, so give data of as many"
-        )
-    names = description.names() if are_numbers(ours) else tuple(ours)
-    nameless, taken = (data, theirs) if are_numbers(ours) else (config.weights, ours)
-    note = f"{nameless} does not name its classes: they are taken to be {first_few(taken)}"
-    return np.arange(len(ours)), [note], names
+        folders = tuple(ImageNetInfo().label_names())  # n01440764 and so on, as its folders
+        if set(ours) <= set(folders):
+            labels = np.array([folders.index(name) for name in ours])
+            return Matched(labels, description.names())
+    return match_classes(
+        ours, theirs, description.num_classes, f"--data {config.data}", str(config.weights)
+    )
 
 
 def _of_channels(

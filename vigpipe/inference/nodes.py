@@ -11,6 +11,7 @@ from vigpipe.files.untrusted import read_text
 from vigpipe.graphs.graph import Graph
 
 _MOST_BYTES = 1 << 30  # of a list of nodes
+_MOST_DIGITS = 19
 
 
 def nodes_in(text: str) -> list[str]:
@@ -49,7 +50,8 @@ def find_nodes(words: Sequence[str], graph: Graph, option: str, data: str) -> np
                 f"{option} {escaped(word)}: {data} has several nodes of that name, expected one; "
                 f"give the number, such as {both[0]} or {both[1]}"
             )
-        if node is None and word.isdecimal() and int(word) < graph.num_nodes:
+        is_number = word.isdecimal() and len(word) < _MOST_DIGITS
+        if node is None and is_number and int(word) < graph.num_nodes:
             node = int(word) if places is None else int(places[int(word)])
         if node is None:
             raise InputError(

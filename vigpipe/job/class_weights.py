@@ -47,8 +47,9 @@ def positive_weights(
 ) -> Tensor:
     """Return the weights of the samples that have a class, where they may have several.
 
-    (classes,) float64, the `pos_weight` of torch's binary cross-entropy. With `balanced`, the
-    training samples that have a class, so many of each, weigh as much as those that lack it.
+    (classes,) float64, the `pos_weight` of torch's binary cross-entropy. `having` and `lacking`
+    count the training samples that have a class, and those that have not; with `balanced`, both
+    weigh the same together.
     """
     if option != "balanced":
         return torch.from_numpy(_read(Path(option), class_names))

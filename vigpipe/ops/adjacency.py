@@ -82,6 +82,7 @@ class Adjacency:
         self.indptr, self.indices, self.edge_weights = indptr, indices, edge_weights
         self.num_targets, self.num_edges = len(indptr) - 1, len(indices)
         self.num_sources = self.num_targets if num_sources is None else num_sources
+        self._logs: dict[torch.dtype, Tensor] = {}
         self._weights: dict[tuple[Weighting, torch.dtype, bool], Tensor] = {}
         self._factors: dict[tuple[Weighting, torch.dtype], tuple[Tensor | None, ...]] = {}
 
@@ -112,16 +113,20 @@ class Adjacency:
     @cached_property
     def transposed(self) -> "Adjacency":
         """The graph with every edge turned round; the graph itself if that is the same."""
-        edges = self.indptr.cpu(), self.indices.cpu()
-        weights, is_same = self.edge_weights, True
-        if weights is not None:
-            turned = weights[self.turned_edges]
-            weights, is_same = turned, torch.equal(weights, turned)
-        if is_same and self.num_sources == self.num_targets and is_symmetric(*edges):
+        edges, device = (self.indptr.cpu(), self.indices.cpu()), self.indptr.device
+        goes_both_ways = self.num_sources == self.num_targets and is_symmetric(*edges)
+        if self.edge_weights is None:
+            if goes_both_ways:
+                return self
+            indptr, indices = transpose(*edges, self.num_sources)
+            return Adjacency.unchecked(indptr.to(device), indices.to(device), self.num_targets)
+        indptr, turned = (
+            tensor.to(device) for tensor in transpose(*edges, self.num_sources, numbers=True)
+        )
+        weights = self.edge_weights[turned]
+        if goes_both_ways and torch.equal(weights, self.edge_weights):
             return self
-        indptr, indices = transpose(*edges, self.num_sources)
-        device = self.indptr.device
-        return Adjacency.unchecked(indptr.to(device), indices.to(device), self.num_targets, weights)
+        return Adjacency.unchecked(indptr, self.targets[turned], self.num_targets, weights)
 
     @cached_property
     def turned_edges(self) -> Tensor:
@@ -198,13 +203,25 @@ class Adjacency:
         """Return factors whose product is the weight of an edge; see `weights`."""
         if self.is_sampled:
             return Factors(of_edges=self.weights(weighting, dtype, transposed))
-        of_edges = None if self.edge_weights is None else self.weights("ones", dtype, transposed)
+        of_edges = (self.transposed if transposed else self).edge_weights
+        of_edges = None if of_edges is None else of_edges.to(dtype)
+        of_nodes = self._kept_factors_of_nodes(weighting, dtype)
+        return Factors(of_edges, *(reversed(of_nodes) if transposed else of_nodes))
+
+    def log_weights(self, dtype: torch.dtype) -> Tensor | None:
+        """Return the logarithms of the weights of edges, (e,); None if all are 1."""
+        if self.edge_weights is not None and dtype not in self._logs:
+            self._logs[dtype] = self.edge_weights.double().log().to(dtype)
+        return self._logs.get(dtype)
+
+    def _kept_factors_of_nodes(
+        self, weighting: Weighting, dtype: torch.dtype
+    ) -> tuple[Tensor | None, ...]:
         key = (weighting, dtype)
         if key not in self._factors:
             of_nodes = self._factors_of_nodes(weighting)
             self._factors[key] = tuple(None if t is None else t.to(dtype) for t in of_nodes)
-        of_nodes = self._factors[key]
-        return Factors(of_edges, *(reversed(of_nodes) if transposed else of_nodes))
+        return self._factors[key]
 
     def _factors_of_nodes(self, weighting: Weighting) -> tuple[Tensor | None, Tensor | None]:
         """Return what a source and a target multiply by, in float64."""
@@ -277,7 +294,7 @@ class Rows(Adjacency):
         return self.whole.weights(weighting, torch.float64)[self._edges]
 
     def _factors_of_nodes(self, weighting: Weighting) -> tuple[Tensor | None, Tensor | None]:
-        _, of_sources, of_targets = self.whole.factors(weighting, torch.float64)
+        of_sources, of_targets = self.whole._kept_factors_of_nodes(weighting, torch.float64)
         return of_sources, None if of_targets is None else of_targets[self.start : self.end]
 
     def rows(self, start: int, end: int) -> "Rows":
@@ -330,10 +347,11 @@ class Excerpt(Adjacency):
         factors, weights = (
             _among_ones(values, positions, len(indices)) for values in (factors, self.edge_weights)
         )
-        looped = Excerpt(indptr, indices, factors, self.loop_degrees, self.loop_degrees, weights)
         if self.loop_weights is not None and weights is not None:
-            weights[looped.indices == looped.targets] = self.loop_weights
-        return looped
+            targets = torch.arange(self.num_targets, device=indptr.device)
+            is_loop = indices == targets.repeat_interleave(indptr.diff())
+            weights = weights.masked_scatter(is_loop, self.loop_weights)
+        return Excerpt(indptr, indices, factors, self.loop_degrees, self.loop_degrees, weights)
 
     def _weights_in_float64(self, weighting: Weighting) -> Tensor:
         weights = super()._weights_in_float64(weighting)

@@ -289,8 +289,8 @@ class _Softmax(Function):
         wide = widened(scores)
         ends = None if of_targets is None else Ends(wide, widened(of_targets), slope)
         given = wide if ends is None else ends
-        if adjacency.edge_weights is not None:  # its gradients are those without weights
-            logs = adjacency.edge_weights.double().log().to(wide.dtype)
+        logs = adjacency.log_weights(wide.dtype)
+        if logs is not None:  # gradients follow from the shares, as those without weights
             given = plain.scores_of(adjacency, given) + logs[:, None]
         shares = kernels_for(scores, fused).edge_softmax(adjacency, given)
         ctx.save_for_backward(shares, *(() if ends is None else ends[:2]))

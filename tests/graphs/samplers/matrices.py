@@ -20,6 +20,7 @@ GRAPH = replace(
     split=np.where(np.arange(NUM_NODES) % 2, TRAIN, TEST).astype(np.int8),
     edge_weights=np.random.default_rng(2).uniform(0.2, 3, _PLAIN.num_edges).astype(np.float32),
 )
+PLAIN = replace(GRAPH, edge_weights=None)
 X = np.random.default_rng(1).standard_normal((NUM_NODES, 6))
 MODELS = [*GRAPH_MODELS, "sage max"]
 

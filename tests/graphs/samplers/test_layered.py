@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.graphs.partitions.small_graphs import edges_of, graphs, make_graph
-from tests.graphs.samplers.matrices import GRAPH, MODELS, NUM_NODES, X, logits, matrix
+from tests.graphs.samplers.matrices import GRAPH, MODELS, NUM_NODES, PLAIN, X, logits, matrix
 from vigpipe.graphs.graph import TRAIN
 from vigpipe.graphs.samplers.aggregation import degrees_of
 from vigpipe.graphs.samplers.fastgcn import ImportantNodes
@@ -113,17 +113,18 @@ def test_with_all_neighbours_the_logits_are_those_of_the_whole_graph(name):
         torch.testing.assert_close(logits(name, nodes, adjacency), whole, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("edge_sampler", "kinds"),
-    [(Neighbours(GRAPH, (2,)), KINDS), *((ImportantNodes(GRAPH, k, 9), [k]) for k in KINDS)],
-    ids=["neighbour", *(f"fastgcn-{kind}" for kind in KINDS)],
-)
-def test_sums_over_sampled_edges_have_the_sum_over_all_as_their_mean(edge_sampler, kinds):
-    sampler, train = InLayers(GRAPH, edge_sampler, NUM_NODES, 1, 3), GRAPH.nodes_of(TRAIN)
+@pytest.mark.parametrize("graph", [GRAPH, PLAIN], ids=["weights", "plain"])
+@pytest.mark.parametrize("way", ["neighbour", *KINDS])
+def test_sums_over_sampled_edges_have_the_sum_over_all_as_their_mean(way, graph):
+    kinds = KINDS if way == "neighbour" else [way]
+    edge_sampler: Any = Neighbours(graph, (2,))
+    if way != "neighbour":
+        edge_sampler = ImportantNodes(graph, way, 9)
+    sampler, train = InLayers(graph, edge_sampler, NUM_NODES, 1, 3), graph.nodes_of(TRAIN)
     drawn = [sampler.draw(1 + number, 0) for number in range(400)]
     for kind in kinds:
         found = np.array([matrix(a.of_layer(0), kind) @ X[nodes] for nodes, a, _ in drawn])
-        truth = (matrix(all_edges(GRAPH), kind) @ X)[train]
+        truth = (matrix(all_edges(graph), kind) @ X)[train]
         variance = found.var(axis=0).sum()
         errors = {num: ((found[:num].mean(axis=0) - truth) ** 2).sum() for num in (20, 90, 400)}
         for num, error in errors.items():  # as 1 / sqrt(num): the squares have this mean

@@ -23,15 +23,15 @@ from vigpipe.run.rank import make_rank_state
 from vigpipe.run.step import train_step
 
 
-def random_graph(num_nodes: int, num_edges: int) -> Adjacency:
-    """Draw a directed graph, with loops and weights."""
+def random_graph(num_nodes: int, num_edges: int, *, weighted: bool = True) -> Adjacency:
+    """Draw a directed graph, with loops."""
     draws = np.random.default_rng(5)
     keys = np.unique(draws.integers(num_nodes**2, size=num_edges))
     targets, sources = np.divmod(keys, num_nodes)
     indptr = np.searchsorted(targets, np.arange(num_nodes + 1))
     weights = draws.uniform(0.2, 3, len(keys)).astype(np.float32)
     edges = torch.from_numpy(indptr), torch.from_numpy(sources)
-    return Adjacency(*edges, edge_weights=torch.from_numpy(weights))
+    return Adjacency(*edges, edge_weights=torch.from_numpy(weights) if weighted else None)
 
 
 KINDS: list[Any] = ["ones", "mean", "gcn"]
@@ -65,9 +65,10 @@ def test_the_bytes_of_a_step_are_one_row_a_part_and_boundary_node():
     assert gcn == {"halos": 8 * len(pairs) * 2 * (8 + 8 + 4)}
 
 
-def test_sampled_halos_are_the_same_on_all_ranks_and_right_on_average():
+@pytest.mark.parametrize("weighted", [False, True])
+def test_sampled_halos_are_the_same_on_all_ranks_and_right_on_average(weighted):
     num_nodes, num_parts, rate, num_draws = 60, 3, 0.4, 400
-    graph = random_graph(num_nodes, 300)
+    graph = random_graph(num_nodes, 300, weighted=weighted)
     parts = np.random.default_rng(1).integers(num_parts, size=num_nodes)
     halos = [make_halo(graph, parts, part) for part in range(num_parts)]
     nodes = [np.concatenate((h.nodes, halo_nodes(graph, parts, h))) for h in halos]

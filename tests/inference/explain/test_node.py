@@ -20,7 +20,7 @@ from vigpipe.errors import InputError
 from vigpipe.graphs.graph import Graph
 from vigpipe.inference.explain import node as explain_node_module
 from vigpipe.inference.explain.explanation import Question
-from vigpipe.inference.explain.node import Surroundings, explain_node
+from vigpipe.inference.explain.node import NodeInputs, explain_node
 from vigpipe.model.gnn.create import create_graph_model
 from vigpipe.ops.adjacency import Adjacency
 
@@ -108,7 +108,7 @@ def test_equal_to_torch_geometrics_explainer_and_to_its_layers_without_messages(
         ours, theirs = models(name, options, norm, adjacency.edge_weights)
         torch.manual_seed(1)
         x = torch.randn(40, 9, dtype=torch.float64)
-        around = Surroundings.of(graph_of(adjacency, x), NODE, LAYERS, torch.float64)
+        around = NodeInputs.of(graph_of(adjacency, x), NODE, LAYERS, torch.float64)
         found = explain_node(ours, around, Question(TARGET, MOST))
         logits = theirs(x, edges)[NODE]
         torch.testing.assert_close(found.logits, logits, rtol=1e-10, atol=1e-10)
@@ -140,7 +140,7 @@ def test_without_all_edges_of_a_layer_sums_are_empty():
     adjacency = without_loops()
     ours, theirs = models("gin", {}, "none")
     x = torch.randn(40, 9, dtype=torch.float64)
-    around = Surroundings.of(graph_of(adjacency, x), NODE, LAYERS, torch.float64)
+    around = NodeInputs.of(graph_of(adjacency, x), NODE, LAYERS, torch.float64)
     found = explain_node(ours, around, Question(None, 1))
     assert found.target == found.logits.argmax()
     edges, found = edge_index(adjacency), explain_node(ours, around, Question(TARGET, 1))
@@ -156,7 +156,7 @@ def test_a_node_without_edges_rests_on_itself():
     graph = graph_of(random_adjacency(), x)
     for name in ("gcn", "sage", "gat", "gin", "gcn2"):
         ours, _ = models(name, {}, "none")
-        around = Surroundings.of(graph, 3, LAYERS, torch.float64)
+        around = NodeInputs.of(graph, 3, LAYERS, torch.float64)
         found = explain_node(ours, around, Question(None, MOST))
         assert around.nodes.tolist() == [3]
         assert len(found.drops) == 1
@@ -167,7 +167,7 @@ def test_edges_of_a_node_to_itself_are_edges_like_others():
     adjacency = random_adjacency()
     x = torch.randn(40, 9, dtype=torch.float64)
     node = int(adjacency.targets[adjacency.indices == adjacency.targets][0])
-    around = Surroundings.of(graph_of(adjacency, x), node, 1, torch.float64)
+    around = NodeInputs.of(graph_of(adjacency, x), node, 1, torch.float64)
     sizes: Any = {**SIZES, "num_layers": 1}
     model = create_graph_model("gin", **sizes).double().eval()
     (shares,) = explain_node(model, around, Question(0, 40)).edges
@@ -183,4 +183,4 @@ def test_too_many_numbers_are_refused(monkeypatch):
     monkeypatch.setattr(explain_node_module, "_MOST_NUMBERS", 10)
     graph = graph_of(random_adjacency(), torch.randn(40, 9))
     with pytest.raises(InputError, match="nodes within 3 steps with 9 features each"):
-        Surroundings.of(graph, NODE, LAYERS, torch.float32)
+        NodeInputs.of(graph, NODE, LAYERS, torch.float32)

@@ -7,11 +7,12 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from vigpipe.errors import InputError
-from vigpipe.graphs.formats.labels import Labels, check_trainable, read_labels, whole_numbers
+from vigpipe.files.names import check_class_names
+from vigpipe.graphs.formats.labels import check_trainable, read_labels, whole_numbers
 from vigpipe.graphs.graph import (
-    NO_CLASS,
     NO_SPLIT,
     TEST,
+    UNKNOWN,
     Graph,
     are_labelled,
     are_rows,
@@ -19,6 +20,7 @@ from vigpipe.graphs.graph import (
 )
 
 MOST_FEATURES = 1 << 24  # the first layer has a row of weights for each feature
+LEAST_WEIGHT, MOST_WEIGHT = 1e-30, 1e30  # of an edge: float32 can hold sums and what divides them
 _AT_ONCE = 1 << 22  # numbers that are checked together
 
 
@@ -45,43 +47,57 @@ def make_graph(
     split: all nodes with a class are of the test.
     """
     shape: Any = features.shape  # scipy says it can be None
-    of_features = shape[0] if shape else 0
-    num_nodes = of_features
-    if labels is not None:
-        num_nodes = len(labels) if labels.ndim else 0
+    lengths = {"features": shape[0] if shape else 0}
+    lengths |= {
+        what: len(np.atleast_1d(array))
+        for what, array in (("labels", labels), ("split", split))
+        if array is not None
+    }
+    num_nodes = lengths.get("labels", lengths["features"])
     if num_nodes < 1:
         raise InputError(f"{where}: has no nodes, expected at least one; it may be the wrong file")
-    of_split = num_nodes if split is None else len(np.atleast_1d(split))
-    for what, length in (("features", of_features), ("split", of_split)):
+    for what, length in lengths.items():
         if length != num_nodes:
+            of = "features" if labels is None else "labels"
             raise InputError(
-                f"{where}: has labels of {num_nodes} nodes, but {what} of {length}; save all "
-                "arrays in the same order of nodes"
+                f"{where}: has {of} of {num_nodes} nodes, but {what} of {length}; save all arrays "
+                "in the same order of nodes"
             )
     edges = _check_edges(*edges, num_nodes, where)
     if edge_weights is not None:
         edge_weights = check_weights(edge_weights, len(edges[0]), where)
     features = check_features(features, where)
-    has_split = split is not None
-    split = _check_split(split, where) if has_split else np.full(num_nodes, TEST, np.int8)
+    parts = None if split is None else _check_split(split, where)
     if labels is None:
-        shape = (num_nodes, 0) if multi_label else (num_nodes,)
-        of_nodes, names, notes = Labels(np.full(shape, NO_CLASS), tuple(class_names or ()))
+        check_class_names(names := tuple(class_names or ()), where)
+        shape = (num_nodes, len(names)) if multi_label else (num_nodes,)
+        of_nodes, notes = np.full(shape, UNKNOWN, np.int8 if multi_label else np.int64), ()
     else:
         of_nodes, names, notes = read_labels(
-            labels, split, class_names, where, multi_label=multi_label, is_split=has_split
+            labels, parts, class_names, where, multi_label=multi_label, trains=trains
         )
-    split = np.where(are_labelled(of_nodes), split, np.int8(NO_SPLIT))
+    split = np.full(num_nodes, TEST, np.int8) if parts is None else parts
+    if trains or parts is None:
+        split = np.where(are_labelled(of_nodes), split, np.int8(NO_SPLIT))
     if trains:
         check_trainable(of_nodes, split, names, where)
     indptr, indices, weights = in_rows(*edges, num_nodes, edge_weights)
-    if weights is not None and not np.isfinite(weights).all():
+    if weights is not None and (weights > MOST_WEIGHT).any():
         raise InputError(
-            f"{where}: the weights of repeated edges add up to more than float32 can hold; divide "
+            f"{where}: the weights of repeated edges add up to more than {MOST_WEIGHT:g}; divide "
             "all of them by a number"
         )
-    rest = {"edge_weights": weights, "notes": notes}
-    return Graph(name, indptr, indices, features, of_nodes, split, names, **rest)
+    return Graph(
+        name,
+        indptr,
+        indices,
+        features,
+        of_nodes,
+        split,
+        names,
+        edge_weights=weights,
+        notes=notes,
+    )
 
 
 def make_split(parts: Iterable[tuple[int, np.ndarray | None, str]], num_nodes: int) -> np.ndarray:
@@ -187,19 +203,20 @@ def _check_edges(
 
 
 def check_weights(weights: np.ndarray, num_edges: int, where: str) -> np.ndarray:
-    """Return weights of edges, (e,), as float32; InputError if they are not numbers above 0."""
+    """Return weights of edges, (e,), as float32; InputError if they are out of range."""
     if weights.shape != (num_edges,) or weights.dtype.kind not in "biuf":
         raise InputError(
             f"{where}: the weights of its edges are {weights.dtype} of shape {weights.shape}, "
             f"expected a number for each of the {num_edges} edges, of shape ({num_edges},)"
         )
     numbers = _as_float32(weights)
-    is_wrong = ~(np.isfinite(numbers) & (numbers > 0))
+    is_wrong = ~((numbers >= LEAST_WEIGHT) & (numbers <= MOST_WEIGHT))  # NaN is wrong too
     if is_wrong.any():
         edge = int(is_wrong.argmax())
         raise InputError(
-            f"{where}: edge {edge} has the weight {weights[edge]}, expected a finite number above "
-            "0 in float32; leave out edges that count nothing, and shift or split weights below 0"
+            f"{where}: edge {edge} has the weight {weights[edge]}, expected {LEAST_WEIGHT:g} … "
+            f"{MOST_WEIGHT:g}; leave out edges that count nothing, shift or split weights below 0, "
+            "and divide all of them by a number if they are too large or too small"
         )
     return numbers
 

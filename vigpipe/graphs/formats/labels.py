@@ -9,6 +9,7 @@ from vigpipe.errors import InputError
 from vigpipe.files.names import check_class_names, escaped
 from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST, TRAIN, UNKNOWN
 
+MOST_CLASSES = 1 << 20  # of a graph that is not trained on
 _MOST_EXACT = 1 << 53  # float64 has every whole number up to this one
 
 
@@ -22,38 +23,39 @@ class Labels(NamedTuple):
 
 def read_labels(
     labels: np.ndarray,
-    split: np.ndarray,
+    split: np.ndarray | None,
     class_names: Sequence[str] | None,
     where: str,
     *,
     multi_label: bool,
-    is_split: bool = True,
+    trains: bool = True,
 ) -> Labels:
     """Read labels, (n,) numbers or names of classes, or (n, C) zeros and ones.
 
     Names of classes are sorted if there are no `class_names`. Unless `multi_label`, zeros and ones
     that give each node of the split, (n,) int8, one class are read as this class; without a split,
-    if they give each node one or none. Among zeros and
-    ones, NaN and -1 stand for what is not known. Messages begin with `where`.
+    if they give each node one or none. Among zeros and ones, NaN and -1 stand for what is not
+    known. Messages begin with `where`.
     """
     notes: tuple[str, ...] = ()
     if labels.ndim == 2 and labels.shape[1] == 1 and not multi_label:
         labels = labels[:, 0]
     elif labels.ndim == 2:
         several = _zeros_and_ones(labels, where)
-        is_used = split != NO_SPLIT if is_split else (several == 1).any(axis=1)
+        is_used = (several == 1).any(axis=1) if split is None else split != NO_SPLIT
         if multi_label or not _is_one_class_a_node(several, is_used):
             names = _check_names(class_names, several.shape[1], where, names_all=True)
             return Labels(several, names)
         class_names = _check_names(class_names, several.shape[1], where, names_all=True)
         labels = np.where((several == 1).any(axis=1), several.argmax(axis=1), NO_CLASS)
-        notes = (
-            f"the zeros and ones in {where} give each node one class, and are read so; if a node "
-            "may have several, add --multi-label",
-        )
+        if trains:
+            notes = (
+                f"the zeros and ones in {where} give each node one class, and are read so; if a "
+                "node may have several, add --multi-label",
+            )
     elif labels.dtype.kind in "SU":
         labels, class_names = _numbers_of(labels, class_names, where)
-    numbers = _class_numbers(labels, where)
+    numbers = _class_numbers(labels, where, len(labels) if trains else MOST_CLASSES)
     names = _check_names(class_names, int(numbers.max()) + 1, where, counts_from_0=0 in numbers)
     return Labels(numbers, names, notes)
 
@@ -119,7 +121,7 @@ def _numbers_of(
     return np.array([numbers[name] for name in found.tolist()])[positions], names
 
 
-def _class_numbers(labels: np.ndarray, where: str) -> np.ndarray:
+def _class_numbers(labels: np.ndarray, where: str, most: int) -> np.ndarray:
     is_shaped = labels.ndim == 1
     labels = labels.view(np.int8) if labels.dtype.kind == "b" else labels
     numbers = whole_numbers(labels) if is_shaped else None
@@ -133,8 +135,8 @@ def _class_numbers(labels: np.ndarray, where: str) -> np.ndarray:
             f"{NO_CLASS} for none, of shape (n,), the classes' names, or zeros and ones of shape "
             "(n, C) where a node may have several classes; save them so"
         )
-    # Every class needs a training node, so there are fewer classes than nodes.
-    wrong = (numbers < NO_CLASS) | (numbers >= len(numbers))
+    # To train, every class needs a node, so there are no more classes than nodes.
+    wrong = (numbers < NO_CLASS) | (numbers >= most)
     if wrong.any():
         node = int(wrong.argmax())
         raise InputError(

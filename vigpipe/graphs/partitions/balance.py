@@ -10,7 +10,12 @@ LIMIT = 1.03
 
 
 def balanced(
-    joined: csr_array, parts: np.ndarray, costs: np.ndarray, num_parts: int, most_nodes: int
+    joined: csr_array,
+    parts: np.ndarray,
+    costs: np.ndarray,
+    num_parts: int,
+    most_nodes: int,
+    least_limit: float = 0.0,
 ) -> np.ndarray:
     """Move nodes out of parts that cost more than the mean, with as many neighbours as possible.
 
@@ -19,11 +24,12 @@ def balanced(
 
     Takes the matrix of `neighbours`, and the part and cost of each node, (n,); those that cost
     nothing stay. Returns the new parts. None grows beyond `most_nodes`, and none costs more than
-    LIMIT times the mean, unless no other part can take one of its nodes, or it has only one.
+    LIMIT times the mean, or than `least_limit`, unless no other part can take one of its nodes, or
+    it has only one.
     """
     parts = parts.copy()
     loads, sizes = np.bincount(parts, costs, num_parts), np.bincount(parts, minlength=num_parts)
-    limit = LIMIT * costs.sum() / num_parts
+    limit = max(least_limit, LIMIT * costs.sum() / num_parts)
     for part in np.argsort(-loads, kind="stable"):
         if loads[part] <= limit:
             break

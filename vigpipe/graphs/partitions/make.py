@@ -1,5 +1,6 @@
 """Make a partition of a graph by one of METHODS."""
 
+import math
 import time
 
 import numpy as np
@@ -39,10 +40,11 @@ def _parts(graph: Graph, method: str, num_parts: int, draws: np.random.Generator
     joined = neighbours(graph)
     if method.startswith("metis"):
         parts = metis_parts(joined, num_parts, draws)
-        is_train = graph.split == TRAIN
-        for moves in (is_train, ~is_train) if method == "metis-train" else ():
-            costs = moves.astype(np.float64)
-            parts = balanced(joined, parts, costs, num_parts, graph.num_nodes)
+        if method == "metis-train":
+            is_train = graph.split == TRAIN
+            for moved in (is_train, ~is_train):
+                ones, most = moved.astype(np.float64), math.ceil(moved.sum() / num_parts)
+                parts = balanced(joined, parts, ones, num_parts, graph.num_nodes, most)
         return parts
     # These import scikit-learn, which takes 0.7 s, and which no other method needs.
     from vigpipe.graphs.partitions.spectral import spectral_parts

@@ -12,6 +12,7 @@ from vigpipe.graphs.graph import Graph
 
 # random    each node draws its part
 # metis     few edges between parts of equal size
+# metis-train  the same, and each has its share of the training nodes
 # spectral  clusters of the eigenvectors of the adjacency, for small graphs
 # walks     clusters of an embedding of random walks
 Method = Literal["random", "metis", "metis-train", "spectral", "walks"]

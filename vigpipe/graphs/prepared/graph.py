@@ -18,6 +18,8 @@ class PreparedGraph(Graph):
 
     manifest: Manifest
     stored_loops: np.ndarray  # nodes that have an edge to themselves, ascending, int64
+    stored_degrees: np.ndarray | None  # of a graph with weights, (n,) float64
+    stored_loop_weights: np.ndarray | None  # the same, (n,) float32
 
     @cached_property
     def partition(self) -> Partition:
@@ -35,6 +37,14 @@ class PreparedGraph(Graph):
     @property
     def loops(self) -> np.ndarray:
         return self.stored_loops
+
+    @property
+    def degrees(self) -> np.ndarray:
+        return np.diff(self.indptr) if self.stored_degrees is None else self.stored_degrees
+
+    @property
+    def loop_weights(self) -> np.ndarray | None:
+        return self.stored_loop_weights
 
     @property
     def sha256(self) -> str:
@@ -65,4 +75,5 @@ class PreparedGraph(Graph):
             None if names is None else tuple(names[node] for node in order),
             self.feature_weights,
             edge_weights=weights,
+            choices=self.choices,
         )

@@ -20,8 +20,8 @@ from vigpipe.graphs.partitions.partition import METHODS, Method
 NODES = "nodes.safetensors"
 NAMES = "names.json"
 MOST_PARTS = 1 << 16  # two files each
-# Version 2 has weights of edges, which earlier versions of vigpipe would not see.
-_FORMAT, _VERSIONS = "vigpipe graph", (1, 2)
+# What is new in version 2 earlier versions of vigpipe would read wrongly, or not at all.
+_FORMAT, _VERSION, _NEW_VERSION = "vigpipe graph", 1, 2
 _MOST_BYTES = 64 << 20  # a manifest has some 300 bytes for each part
 _MOST = 1 << 62  # all numbers in a manifest are below this
 
@@ -42,10 +42,12 @@ class Manifest:
     nodes: int
     edges: int  # directed ones
     weighted: bool  # whether edges have weights
+    unknown: bool  # whether it is not known of some nodes if they have a class, of several
     features: int  # how many a node has
     stored: int | None  # how many numbers sparse features store; None if they are dense
     multi_label: bool
     class_names: tuple[str, ...]
+    columns: str | None  # `Choices.as_text` of the graph, if it has some
     scaling: Scaling  # --features
     symmetric: bool  # whether the missing reverse of edges was added
     partition: Method
@@ -73,9 +75,8 @@ def file_of_part(what: str, part: int) -> str:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest of a folder; OSError if that fails."""
-    version = _VERSIONS[manifest.weighted]
+    version = _NEW_VERSION if manifest.weighted or manifest.unknown else _VERSION
     table = {"format": _FORMAT, "version": version, **asdict(manifest)}
-    del table["weighted"]
     write_atomically(folder / MANIFEST, json.dumps(table, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -88,13 +89,13 @@ def read_manifest(folder: Path) -> Manifest:
             f"{path}: is not the manifest of a prepared graph; give a folder that `vigpipe dataset "
             "prepare` has made"
         )
-    if table.get("version") not in _VERSIONS:
+    if table.get("version") not in (_VERSION, _NEW_VERSION):
         raise InputError(
-            f"{path}: has another version of the format than {' or '.join(map(str, _VERSIONS))}; "
-            "prepare the folder with the vigpipe that reads it"
+            f"{path}: has another version of the format than {_VERSION} or {_NEW_VERSION}; prepare "
+            "the folder with the vigpipe that reads it"
         )
     try:
-        return _parsed({**table, "weighted": table["version"] == _VERSIONS[True]})
+        return _parsed({"columns": None, "weighted": False, "unknown": False, **table})
     except (KeyError, ValueError) as error:
         raise InputError(
             f"{path}: {escaped(str(error))}; it was changed: prepare the folder anew"
@@ -173,10 +174,12 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "nodes": _whole,
     "edges": _whole,
     "weighted": _truth,
+    "unknown": _truth,
     "features": _whole,
     "stored": lambda name, value: None if value is None else _whole(name, value),
     "multi_label": _truth,
     "class_names": lambda name, value: tuple(_text(name, text) for text in _list(name, value)),
+    "columns": lambda name, value: None if value is None else _text(name, value),
     "scaling": partial(_one_of, get_args(Scaling)),
     "symmetric": _truth,
     "partition": partial(_one_of, METHODS),

@@ -10,7 +10,8 @@ from scipy.sparse import csr_array
 from vigpipe.errors import InputError
 from vigpipe.files.names import check_class_names
 from vigpipe.files.untrusted import read_json
-from vigpipe.graphs.formats.checked import check_features
+from vigpipe.graphs.choices import Choices
+from vigpipe.graphs.formats.checked import LEAST_WEIGHT, MOST_WEIGHT, check_features
 from vigpipe.graphs.formats.labels import check_trainable
 from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST, UNKNOWN, are_labelled, digest_of
 from vigpipe.graphs.prepared.files import Arrays, Files, array, check_rows, numbers
@@ -53,8 +54,11 @@ def open_folder(folder: Path) -> PreparedGraph:
         )
         if manifest.weighted
         else None,
+        choices=Choices.parse(manifest.columns, str(folder)) if manifest.columns else None,
         manifest=manifest,
         stored_loops=nodes["loops"],
+        stored_degrees=nodes.get("degrees"),
+        stored_loop_weights=nodes.get("loop_weights"),
     )
 
 
@@ -127,13 +131,17 @@ class _Parts:
         indices = numbers(arrays, "indices", np.int32, num_edges, 0, num_nodes)
         if self._manifest.weighted:
             weights = array(arrays, "weights", np.float32, num_edges)
-            if not (np.isfinite(weights) & (weights > 0)).all():
-                raise ValueError("weights are not all finite and above 0")
+            if not ((weights >= LEAST_WEIGHT) & (weights <= MOST_WEIGHT)).all():
+                raise ValueError(f"weights are not all in {LEAST_WEIGHT:g} … {MOST_WEIGHT:g}")
         begins_row = np.zeros(num_edges + 1, np.bool_)
         begins_row[rows] = True
         if not (begins_row[1:-1] | (indices[1:] > indices[:-1])).all():
             raise ValueError("indices do not ascend for each node")
         targets = np.repeat(np.arange(first, end, dtype=np.int32), np.diff(rows))
+        if self._manifest.weighted:
+            degrees = np.bincount(targets - first, arrays["weights"], end - first)
+            if not np.allclose(degrees, self.nodes["degrees"][first:end], rtol=1e-6, atol=0):
+                raise ValueError(f"weights do not add up to the degrees of {NODES}")
         stored = self.nodes["loops"]
         stored = stored[(stored >= first) & (stored < end)]
         if not np.array_equal(targets[indices == targets], stored):
@@ -156,6 +164,9 @@ class _Parts:
         if "feature_weights" in arrays:
             array(arrays, "feature_weights", np.float32, self._manifest.features)
         numbers(arrays, "loops", np.int64, len(arrays["loops"]), 0, num_nodes)
+        if self._manifest.weighted:
+            array(arrays, "degrees", np.float64, num_nodes)
+            array(arrays, "loop_weights", np.float32, num_nodes)
 
 
 def _of_several(labels: np.ndarray) -> np.ndarray:

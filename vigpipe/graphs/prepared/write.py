@@ -18,7 +18,7 @@ from vigpipe.files.names import escaped
 from vigpipe.files.outputs import check_new_folder
 from vigpipe.files.untrusted import file_digest
 from vigpipe.graphs.features import Scaling, num_stored
-from vigpipe.graphs.graph import Graph, digest_of, sort_rows
+from vigpipe.graphs.graph import UNKNOWN, Graph, digest_of, sort_rows
 from vigpipe.graphs.partitions.partition import Partition
 from vigpipe.graphs.prepared.manifest import (
     MOST_PARTS,
@@ -63,10 +63,12 @@ def write_folder(
             nodes=graph.num_nodes,
             edges=graph.num_edges,
             weighted=graph.edge_weights is not None,
+            unknown=_has_unknown(graph),
             features=graph.num_features,
             stored=num_stored(graph.features),
             multi_label=graph.is_multi_label,
             class_names=graph.class_names,
+            columns=None if graph.choices is None else graph.choices.as_text(),
             scaling=scaling,
             symmetric=symmetric,
             partition=partition.method,
@@ -79,6 +81,10 @@ def write_folder(
         )
         write_manifest(partial, manifest)
     return manifest
+
+
+def _has_unknown(graph: Graph) -> bool:
+    return graph.is_multi_label and bool((graph.labels == UNKNOWN).any())
 
 
 @contextmanager
@@ -103,6 +109,8 @@ def _write_arrays(
     new_numbers[order] = np.arange(graph.num_nodes)
     indptr = np.append(0, np.cumsum(np.diff(graph.indptr)[order]))
     labels, split = graph.labels[order], graph.split[order]
+    if graph.is_multi_label and not _has_unknown(graph):
+        labels = labels.astype(np.bool_)  # as earlier versions have them
 
     files: dict[str, FileFacts] = {}
     edges = _write_parts(folder, graph, partition, new_numbers, files)  # as they are digested
@@ -117,6 +125,8 @@ def _write_arrays(
         "numbers": graph.numbers_of(order),
         "loops": np.sort(new_numbers[graph.loops]).astype(np.int64),
     }
+    if graph.loop_weights is not None:
+        nodes |= {"degrees": graph.degrees[order], "loop_weights": graph.loop_weights[order]}
     if graph.feature_weights is not None:
         nodes["feature_weights"] = graph.feature_weights
     _save(folder, NODES, nodes, files)

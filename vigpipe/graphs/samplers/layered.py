@@ -81,7 +81,7 @@ class InLayers(Sampler):
             try:
                 positions[nodes] = np.arange(len(nodes))
                 draws = generator(self._seed, epoch, number)
-                parts: list[tuple[np.ndarray, ...]] = []
+                parts: list[tuple[tuple[np.ndarray, ...], np.ndarray | None]] = []
                 for layer in range(self._num_layers):
                     edges = self._edge_sampler.sample(nodes, layer, draws)
                     new = distinct(edges.sources[positions[edges.sources] < 0])
@@ -93,13 +93,20 @@ class InLayers(Sampler):
         degrees = [torch.from_numpy(of_nodes[nodes]) for of_nodes in self._degrees]
         layers: list[Excerpt] = []
         num_sources = len(nodes)
-        for arrays in reversed(parts):
-            indptr, indices, factors, *weights = map(torch.from_numpy, arrays)
-            of_sources = (of_nodes[:num_sources] for of_nodes in degrees)
-            if self._loop_weights is not None:
-                targets = nodes[: len(indptr) - 1]
-                weights.append(torch.from_numpy(self._loop_weights[targets]))
-            layers.append(Excerpt(indptr, indices, factors, *of_sources, *weights))
+        loops = self._loop_weights
+        for rows, weights in reversed(parts):
+            indptr, indices, factors = map(torch.from_numpy, rows)
+            of_targets = None if loops is None else loops[nodes[: len(indptr) - 1]]
+            layers.append(
+                Excerpt(
+                    indptr,
+                    indices,
+                    factors,
+                    *(of_nodes[:num_sources] for of_nodes in degrees),
+                    edge_weights=None if weights is None else torch.from_numpy(weights),
+                    loop_weights=None if of_targets is None else torch.from_numpy(of_targets),
+                )
+            )
             num_sources = layers[-1].num_targets
         adjacency = Layered(layers)
         self._sizes.put(epoch, number, len(nodes), adjacency.num_edges)
@@ -153,10 +160,13 @@ class InLayers(Sampler):
         return round(fmean(self.num_nodes(1, number) for number in self._first))
 
 
-def _in_rows(edges: Edges, positions: np.ndarray, num_sources: int) -> tuple[np.ndarray, ...]:
-    """Return `indptr`, `indices`, factors and perhaps weights of edges; sources ascend in rows."""
+def _in_rows(
+    edges: Edges, positions: np.ndarray, num_sources: int
+) -> tuple[tuple[np.ndarray, ...], np.ndarray | None]:
+    """Return `indptr`, `indices` and factors of edges, and weights; sources ascend in each row."""
     rows = np.repeat(np.arange(len(edges.nums)) * num_sources, edges.nums)
     keys = rows + positions[edges.sources]
     order = np.argsort(keys)
-    of_edges = [values[order] for values in edges[2:] if values is not None]
-    return np.append(0, np.cumsum(edges.nums)), keys[order] - rows, *of_edges
+    weights = None if edges.weights is None else edges.weights[order]
+    indptr = np.append(0, np.cumsum(edges.nums))
+    return (indptr, keys[order] - rows, edges.factors[order]), weights

@@ -11,7 +11,7 @@ from vigpipe.graphs.partitions.generations import Generations
 from vigpipe.graphs.partitions.induced import Induced
 from vigpipe.graphs.partitions.partition import Partition, edges_between
 from vigpipe.graphs.samplers.sampler import Sampler, SubGraph
-from vigpipe.graphs.samplers.whole import weights_of
+from vigpipe.graphs.samplers.whole import weight_tensor
 from vigpipe.job.order import epoch_order
 from vigpipe.ops.adjacency import Adjacency
 
@@ -88,5 +88,5 @@ class Parts(Sampler):
         nodes.sort()
         indptr, indices, edges = self._induced.on(nodes)
         rows = torch.from_numpy(indptr), torch.from_numpy(indices)
-        weights = weights_of(self._graph, edges)
+        weights = weight_tensor(self._graph, edges)
         return SubGraph(nodes, Adjacency(*rows, edge_weights=weights))

@@ -22,7 +22,7 @@ from vigpipe.graphs.samplers.aggregation import degrees_of, inverse, squared_col
 from vigpipe.graphs.samplers.counts import Counts
 from vigpipe.graphs.samplers.draws import DrawNodes, Sizes, Urn, distinct_nodes
 from vigpipe.graphs.samplers.sampler import Sampler, SubGraph
-from vigpipe.graphs.samplers.whole import weights_of
+from vigpipe.graphs.samplers.whole import weight_tensor
 from vigpipe.ops.adjacency import Excerpt
 
 
@@ -61,7 +61,7 @@ class Saint(Sampler):
         factors = np.repeat(times, np.diff(indptr)) / np.maximum(self.counts.of_edges[edges], 1)
         degrees = (of_nodes[nodes] for of_nodes in self._degrees)
         tensors = map(torch.from_numpy, (indptr, indices, factors, *degrees))
-        excerpt = Excerpt(*tensors, edge_weights=weights_of(self._graph, edges))
+        excerpt = Excerpt(*tensors, edge_weights=weight_tensor(self._graph, edges))
         return SubGraph(nodes, excerpt, self.counts.num_drawn / times)
 
     def num_nodes(self, epoch: int, number: int) -> int:
@@ -122,8 +122,8 @@ def by_nodes(graph: Graph, weighting: Literal["gcn", "mean"], num: int) -> DrawN
 def by_edges(graph: Graph, num: int) -> DrawNodes:
     """Draw both ends of `num` edges with replacement, in proportion to 1 / deg u + 1 / deg v.
 
-    That has the least variance; it is multiplied by the weight of the edge. A node without edges is
-    never drawn. The graph must have edges.
+    That has the least variance. Where edges have weights, the sum is multiplied by the weight. A
+    node without edges is never drawn. The graph must have edges.
     """
     inverses, weights = inverse(degrees_of(graph).plain), graph.weights_of(slice(None))
     of_edges = inverses[graph.targets()] + inverses[graph.sources()]

@@ -25,17 +25,19 @@ class Surroundings(NamedTuple):
         """Collect what so many layers can bring to some nodes, each of which is there once."""
         steps_of = np.full(graph.num_nodes, -1)
         steps_of[nodes] = 0
-        layers, ends, edges = [nodes], [], []
+        layers, ends, edges, origins = [nodes], [], [], []
         for step in range(1, num_layers + 1):
             rows, numbers = graph.edges_into(layers[-1])
             ends.append(np.repeat(layers[-1], np.diff(rows)))
             edges.append(numbers)
             sources = np.asarray(graph.indices[numbers])
+            origins.append(sources)
             new = np.unique(sources[steps_of[sources] < 0])
             steps_of[new] = step
             layers.append(new)
         found = np.concatenate(layers)
-        excerpt = _excerpt(graph, found, np.concatenate(edges), np.concatenate(ends))
+        of_edges = (np.concatenate(parts) for parts in (edges, origins, ends))
+        excerpt = _excerpt(graph, found, *of_edges)
         return cls(found, steps_of[found], excerpt)
 
 
@@ -64,17 +66,20 @@ def cut_to(graph: Graph, nodes: np.ndarray, num_layers: int) -> CutGraph:
         feature_weights=graph.feature_weights,
         numbers=graph.numbers_of(around),
         edge_weights=None if edges.edge_weights is None else edges.edge_weights.numpy(),
+        choices=graph.choices,
         notes=graph.notes,
         num_chosen=len(nodes),
         excerpt=edges,
     )
 
 
-def _excerpt(graph: Graph, nodes: np.ndarray, edges: np.ndarray, targets: np.ndarray) -> Excerpt:
+def _excerpt(
+    graph: Graph, nodes: np.ndarray, edges: np.ndarray, sources: np.ndarray, targets: np.ndarray
+) -> Excerpt:
     """Number the nodes of edges anew, by their places among `nodes`."""
     place = np.full(graph.num_nodes, -1)
     place[nodes] = np.arange(len(nodes))
-    ends = place[graph.indices[edges]], place[targets]
+    ends = place[sources], place[targets]
     *rows, weights = in_rows(*ends, len(nodes), graph.weights_of(edges))
     degrees = (of_nodes[nodes] for of_nodes in degrees_of(graph))
     indptr, indices, plain, looped = map(torch.from_numpy, (*rows, *degrees))

@@ -46,10 +46,10 @@ def all_edges(graph: Graph) -> Adjacency:
     if isinstance(graph, CutGraph):
         return graph.excerpt
     rows = torch.from_numpy(graph.indptr), torch.from_numpy(graph.sources())
-    return Adjacency(*rows, edge_weights=weights_of(graph, slice(None)))
+    return Adjacency(*rows, edge_weights=weight_tensor(graph, slice(None)))
 
 
-def weights_of(graph: Graph, edges: np.ndarray | slice) -> torch.Tensor | None:
+def weight_tensor(graph: Graph, edges: np.ndarray | slice) -> torch.Tensor | None:
     """Return the weights of edges, (e,) float32, by their numbers; None if all are 1."""
     weights = graph.weights_of(edges)
     return None if weights is None else torch.from_numpy(weights)

@@ -32,10 +32,12 @@ class Block(Adjacency):
     the degrees of all nodes of the graph, which is not transposed.
     """
 
-    def __init__(self, packed: Tensor, rows: slice, degrees: Excerpt, transposed: bool) -> None:
+    def __init__(
+        self, packed: Tensor, rows: slice, degrees: Excerpt, transposed: bool, *, weighted: bool
+    ) -> None:
         num_rows = length_of(rows) + 1
         num_edges, weights = len(packed) - num_rows, None
-        if degrees.degrees.is_floating_point():  # they are sums of weights
+        if weighted:
             num_edges //= 2
             weights = packed[num_rows + num_edges :].int().view(torch.float32)
         indptr, indices = packed[: num_rows + num_edges].long().tensor_split([num_rows])
@@ -57,6 +59,7 @@ class Blocks:
     def __init__(self, whole: Adjacency, shards: Shards, device: torch.device) -> None:
         self.num_nodes, self._shards = whole.num_targets, shards
         self._rows = shards.slices(self.num_nodes)
+        self._weighted = whole.edge_weights is not None
         degrees = whole.degrees.to(device)
         nowhere = torch.zeros(self.num_nodes + 1, dtype=torch.int64, device=device)
         self._degrees = Excerpt(nowhere, nowhere[:0], None, degrees, degrees)
@@ -75,7 +78,8 @@ class Blocks:
             following = None
             if distance + 1 < shards.size:
                 following = self._pass_on(packed, sizes, distance)
-            yield owner, Block(packed, self._rows[owner], self._degrees, transposed)
+            rest = self._rows[owner], self._degrees, transposed
+            yield owner, Block(packed, *rest, weighted=self._weighted)
             if following is not None:
                 packed = following()
 

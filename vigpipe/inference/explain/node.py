@@ -17,7 +17,7 @@ from torch import Tensor
 from vigpipe.errors import InputError
 from vigpipe.graphs.features import for_model
 from vigpipe.graphs.graph import Graph
-from vigpipe.graphs.samplers import surroundings
+from vigpipe.graphs.samplers.surroundings import Surroundings
 from vigpipe.inference.explain.explanation import (
     EdgeShares,
     Explanation,
@@ -31,7 +31,7 @@ _MOST_NUMBERS = 1 << 30  # of features of the nodes that count
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class NodeInputs:
     """The nodes that the logits of a node can depend on, and the edges between them.
 
     Attributes:
@@ -47,9 +47,9 @@ class Surroundings:
     edges: Excerpt
 
     @classmethod
-    def of(cls, graph: Graph, node: int, num_layers: int, dtype: torch.dtype) -> "Surroundings":
+    def of(cls, graph: Graph, node: int, num_layers: int, dtype: torch.dtype) -> "NodeInputs":
         """Collect what so many layers can bring to a node."""
-        nodes, steps, edges = surroundings.Surroundings.of(graph, np.array([node]), num_layers)
+        nodes, steps, edges = Surroundings.of(graph, np.array([node]), num_layers)
         if len(nodes) * graph.num_features > _MOST_NUMBERS:
             raise InputError(
                 f"--node: {len(nodes)} nodes within {num_layers} steps with {graph.num_features} "
@@ -96,7 +96,7 @@ class _Weighed(Edges):
         return super().attention_sum(shares * self.factors.unsqueeze(1), x)
 
 
-def explain_node(model: GraphModel, around: Surroundings, question: Question) -> Explanation:
+def explain_node(model: GraphModel, around: NodeInputs, question: Question) -> Explanation:
     """Explain a logit of a node; the model is in evaluation mode.
 
     An edge that is left out brings nothing: sums and attention do not count it, and weights and

@@ -9,7 +9,7 @@ import numpy as np
 from vigpipe.files.names import escaped
 from vigpipe.graphs.graph import Graph
 from vigpipe.inference.explain.explanation import EdgeShares, Explanation, strongest
-from vigpipe.inference.explain.node import Surroundings
+from vigpipe.inference.explain.node import NodeInputs
 from vigpipe.inference.explain.picture import Arrows, Heat, draw_explanation
 from vigpipe.inference.panels import size_of
 from vigpipe.messages import plural
@@ -108,7 +108,7 @@ class NodeView:
 
     explanation: Explanation
     graph: Graph
-    around: Surroundings
+    around: NodeInputs
 
     kind = "layer"
     occluded = "a node's features 0"
