@@ -31,6 +31,7 @@ def text() -> str:
     names = [ast.unparse(field.target) for field in fields]
     types = [ast.unparse(_Keyword().visit(field.annotation)) for field in fields]
     types = [f"Path | {t}" if n in options.PLACES else t for n, t in zip(names, types, strict=True)]
+    types = ["Any" if n == "data" else t for n, t in zip(names, types, strict=True)]  # or a graph
     lines = (f"    {name}: {kind}\n" for name, kind in zip(names, types, strict=True))
     return head + "".join(lines).replace("'", '"')
 

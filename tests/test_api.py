@@ -68,6 +68,33 @@ def test_a_script_trains_in_ranks_and_gets_rows_and_model():
     assert summary["test"]["top1"] == told[-1]["top1"]
 
 
+def test_a_graph_in_memory_is_trained_on_and_predicted():
+    ended = run_script(
+        """
+        import numpy as np
+        y = np.arange(60) % 3
+        edges = np.stack((np.arange(59), np.arange(1, 60)))
+        graph = {"x": np.eye(3)[y], "edge_index": edges, "y": y}
+        masks = {"train_mask": np.arange(60) < 40, "test_mask": np.arange(60) >= 40}
+        run = vigpipe.train(data=graph | masks, model="sage", steps=3, threads=1, quiet=True)
+        assert run.evaluations[-1]["nodes"] == 20
+        model, transform, _ = vigpipe.load_graph_model(run.weights)
+        few = {"x": graph["x"][:5], "edge_index": np.zeros((2, 0), int)}
+        assert model(*transform(few)).shape == (5, 3)
+        for wrong in (3, {"x": y}, graph):
+            try:
+                vigpipe.train(data=wrong)
+            except vigpipe.InputError as error:
+                print(error)
+        """
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    told = ended.stdout.splitlines()
+    assert told[0].startswith("data=3: must be text, a path, torch-geometric's Data, a Netw")
+    assert told[1].startswith("data: has x, but lacks edge_src, edge_dst, y, split, or masks; add")
+    assert told[2].startswith("data: has x, y, edge_src, edge_dst, but lacks split, or masks; add")
+
+
 def test_a_callback_stops_a_run_which_goes_on_later():
     ended = run_script(
         f"""

@@ -115,6 +115,8 @@ def train(
             loss, top1, top5, images; with the option `validation` also a dictionary of that name).
         quiet: print nothing.
         options: see `vigpipe.config.options.TrainConfig`; None is as if the option was left out.
+            `data` may be torch-geometric's Data, a NetworkX graph, or a table of arrays as in a
+            graph file (docs/graph-data.md), of which the run gets a file for as long as it lasts.
 
     Returns:
         The run's rows, paths and model.
@@ -126,6 +128,13 @@ def train(
         TrainingError: the run ended in another way.
         TypeError: there is no such option.
     """
+    data = options.get("data")
+    if data is not None and not isinstance(data, str | os.PathLike):
+        from vigpipe.graphs.imports.objects import graph_file_of  # imports torch
+
+        given: dict[str, Any] = {"on_step": on_step, "on_evaluation": on_evaluation, "quiet": quiet}
+        with graph_file_of(data, "data", trains=True) as path:
+            return train(**given, **{**options, "data": path})  # pyrefly: ignore[bad-argument-type]
     arguments = as_arguments(options)
     out = options.pop("out", None)
     launch = from_environment(os.environ)

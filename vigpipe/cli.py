@@ -19,6 +19,7 @@ from vigpipe.config.verbs import (
     EvaluateConfig,
     ExplainConfig,
     GraphConfig,
+    ImportConfig,
     PlanConfig,
     PredictConfig,
     PrepareConfig,
@@ -242,6 +243,25 @@ def make_app(arguments: list[str]) -> App:
         from vigpipe.commands.dataset import prepare_dataset
 
         prepare_dataset(source, out, config)
+
+    @dataset.command(name="import")
+    def import_(
+        out: Path,
+        /,
+        *,
+        config: Options[ImportConfig] = ImportConfig(),  # noqa: B008
+    ) -> None:
+        """Make a graph file of tables of nodes and edges, of a saved Data, or of a folder.
+
+        Columns of numbers are standardised, and others become a feature for each of their values.
+
+        Args:
+            out: the .npz file to write, which must not be there yet.
+            config: the options.
+        """
+        from vigpipe.commands.dataset import import_dataset
+
+        import_dataset(out, config)
 
     @dataset.command(name="check")
     def check_(folder: Path, /) -> None:

@@ -4,10 +4,12 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vigpipe.config.verbs import PrepareConfig
+from vigpipe.config.options import TrainConfig, as_given, check_numbers, given
+from vigpipe.config.verbs import ImportConfig, PrepareConfig
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import replacing
 from vigpipe.files.outputs import check_new_file, check_new_folder
+from vigpipe.messages import one_line
 
 if TYPE_CHECKING:
     from vigpipe.graphs.prepared.manifest import Manifest
@@ -34,6 +36,62 @@ def make_debian_graph(out: Path, lists: Path | None = None) -> None:
         f"{out}: {len(arrays['y'])} nodes, {len(arrays['edge_src'])} edges, "
         f"{len(arrays['classes'])} classes"
     )
+
+
+def check_import(config: ImportConfig) -> None:
+    """Raise InputError for what is wrong by itself with the options of an import."""
+    tables = given(config, ("nodes", "edges", "features", "like"), ImportConfig)
+    if (config.data is None) == (config.edges is None):
+        what = "neither" if config.data is None else "both"
+        raise InputError(
+            f"--edges, --data: {what} given; name tables of --nodes and --edges, or a whole graph "
+            "as --data"
+        )
+    if config.data is not None and tables:
+        name, value = next(iter(tables.items()))
+        raise InputError(
+            f"{as_given(name, value)}: is for tables, and --data is a whole graph; leave it out"
+        )
+    if config.data is None and config.nodes is None and config.features is None:
+        raise InputError(
+            "--nodes: is missing beside --edges; name a table with a row for each node, or a file "
+            "of --features"
+        )
+    made_again = given(config, ("numbers", "categories"), ImportConfig)
+    if config.like is not None and made_again:
+        name, value = next(iter(made_again.items()))
+        raise InputError(
+            f"{as_given(name, value)}: is a choice, and --like {config.like} has made all; leave "
+            "one of the two out"
+        )
+    if config.like is not None and config.nodes is None:
+        raise InputError(f"--like {config.like}: is for the columns of --nodes; name them, too")
+    if config.validation and not config.test:
+        raise InputError(
+            f"--validation {config.validation}: is drawn with the test nodes, where there is no "
+            "split; add --test 0.2"
+        )
+    check_numbers(TrainConfig(seed=config.seed, test=config.test, validation=config.validation))
+
+
+def import_dataset(out: Path, config: ImportConfig) -> None:
+    """Write a graph file of what people have; print its size, and what they should know."""
+    check_import(config)
+    check_new_file(out, "", (".npz",), overwrite=None)
+    from vigpipe.graphs.graph import SPLITS
+    from vigpipe.graphs.imports.read import read_imported
+
+    imported = read_imported(config)
+    graph = imported.write(out)
+    for note in imported.notes:
+        print(one_line(f"note: {note}"))
+    sizes = f"{graph.num_nodes:,} nodes, {graph.num_edges:,} directed edges"
+    weighted = " with weights" * (graph.edge_weights is not None)
+    classes = "no classes"
+    if graph.num_classes:
+        counts = (f"{len(graph.nodes_of(part)):,} {name}" for name, part in SPLITS.items())
+        classes = f"{graph.num_classes:,} classes, {', '.join(counts)} nodes"
+    print(f"{out}: {sizes}{weighted}, {graph.num_features:,} features, {classes}")
 
 
 def prepare_dataset(source: str, out: Path, options: PrepareConfig) -> None:

@@ -4,7 +4,7 @@ Written by `python -m docs.keywords` from `TrainConfig`, and a test compares the
 """
 
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from vigpipe.config import choices
 from vigpipe.schedules import Schedule
@@ -32,7 +32,7 @@ class TrainKeywords(TypedDict, total=False):
     heads: int | None
     dtype: choices.Dtype
     tf32: bool
-    data: Path | str
+    data: Any
     data_dir: Path | str
     download: bool
     image_size: int | str | None

@@ -75,6 +75,59 @@ class PrepareConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ImportConfig:
+    """Options of `vigpipe dataset import`.
+
+    Attributes:
+        nodes: table with a row for each node: .csv, .tsv, these compressed (.gz), or .parquet.
+        edges: table with a row for each edge, or a scipy sparse matrix (.npz), whose rows are the
+            sources.
+        features: the features of the nodes, in their order, instead of columns of --nodes: an array
+            of NumPy (.npy), or a scipy sparse matrix (.npz).
+        data: a whole graph instead of tables: torch-geometric's Data, saved with torch.save (.pt),
+            a graph file (.npz), or a folder laid out as those of the Open Graph Benchmark or of
+            GraphSAINT.
+        like: weights (.safetensors) or a graph file (.npz), whose choices for the columns of nodes
+            are made again; by default they are made for these nodes.
+        id: the column of nodes that edges name them by.
+        label: the column of nodes with their class; or several, with commas between them, of 1 and
+            0 and empty cells, if a node may have several classes.
+        split: the column of nodes that says train, validation, test or nothing.
+        source: the column of edges with the node that each comes from.
+        target: the column of edges with the node that each goes to.
+        weight: the column of edges with their weights.
+        numbers: columns of nodes that are read as numbers, with commas between them; by default,
+            those with numbers only.
+        categories: columns of nodes that are read as categories; by default, those with other
+            texts.
+        drop: columns of nodes that are left out.
+        test: share of the nodes with a class that is drawn for the test, where there is no split.
+        validation: share of the others that is drawn for the validation.
+        stratified: draw these shares of every class.
+        seed: seed of the draw.
+    """
+
+    nodes: Path | None = None
+    edges: Path | None = None
+    features: Path | None = None
+    data: Path | None = None
+    like: Path | None = None
+    id: str = "id"
+    label: str = "label"
+    split: str = "split"
+    source: str = "source"
+    target: str = "target"
+    weight: str = "weight"
+    numbers: str | None = None
+    categories: str | None = None
+    drop: str | None = None
+    test: float = 0.0
+    validation: float = 0.0
+    stratified: bool = True
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class InferenceConfig:
     """Options of the commands that use trained weights, on ranks as in training.
 

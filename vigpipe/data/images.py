@@ -1,7 +1,6 @@
 """Decode images, and find those that cannot be decoded."""
 
 import contextlib
-import errno
 import io
 import stat
 import warnings
@@ -15,6 +14,7 @@ from PIL import Image, features
 
 from vigpipe.data.picture import KIND, ORIENTATION
 from vigpipe.errors import InputError, TooLarge, UnreadableImage
+from vigpipe.files.untrusted import NOT_THE_FILES_FAULT
 from vigpipe.launch.environment import num_cores
 from vigpipe.launch.failures import reading
 
@@ -46,7 +46,6 @@ warnings.filterwarnings("error", category=Image.DecompressionBombWarning)
 NUM_THREADS = min(8, num_cores())  # Pillow releases the GIL while it decodes
 _BITS, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 262, 0  # TIFF 6.0, section 8
 _ORIENTATION = 274  # Exif 2.3, section 4.6.4
-NOT_THE_FILES_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def read_image(path: Path) -> Image.Image:

@@ -1,12 +1,12 @@
 """Draw the training images that are held out for validation or test, equally of every class."""
 
 import math
-from fractions import Fraction
 
 import numpy as np
 
 from vigpipe.data.stored import StoredImages
 from vigpipe.errors import InputError
+from vigpipe.job.held_out import held_out
 
 
 def hold_out(
@@ -14,27 +14,14 @@ def hold_out(
 ) -> tuple[StoredImages, StoredImages]:
     """Divide training images into those to train on and those held out, as an option asks.
 
-    A class of n images gives the whole number nearest to fraction × n, halves rounded up, but at
-    most n − 1: one image of it stays in training. Which images these are depends only on the seed
-    and on the labels in their order, and a larger fraction draws the same images and more. Both
-    parts keep their order. If every class is too small to give one, that is an InputError.
+    Which are held out says `held_out`. Both parts keep their order. If every class is too small to
+    give one, that is an InputError.
     """
-    # The bit generator itself gives the same numbers in every version of numpy; what numpy makes of
-    # them, such as a permutation, may change, and a resumed run must hold out the same images.
-    keys = np.random.PCG64(seed).random_raw(len(images))
-    by_class = np.lexsort((keys, images.labels))
-    _, starts, counts = np.unique(images.labels[by_class], return_index=True, return_counts=True)
-    is_held_out = np.zeros(len(images), dtype=bool)
-    for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
-        is_held_out[by_class[start : start + _num_held_out(count, fraction)]] = True
+    is_held_out = held_out(images.labels, fraction, seed)
     if not is_held_out.any():
-        raise InputError(f"{option} {fraction}: {_why_nothing(fraction, int(counts.max()))}")
+        largest = int(np.unique(images.labels, return_counts=True)[1].max())
+        raise InputError(f"{option} {fraction}: {_why_nothing(fraction, largest)}")
     return images.take(np.flatnonzero(~is_held_out)), images.take(np.flatnonzero(is_held_out))
-
-
-def _num_held_out(count: int, fraction: float) -> int:
-    # In decimals, as the user wrote it: as a binary number, 0.29 × 50 is less than 14.5.
-    return min(math.floor(Fraction(str(fraction)) * count + Fraction(1, 2)), count - 1)
 
 
 def _why_nothing(fraction: float, largest: int) -> str:

@@ -17,6 +17,7 @@ from vigpipe.errors import InputError
 CHECK = "; check the file"  # who knows better leaves it out
 MOST_BYTES = 16 << 20  # largest file that is parsed at once
 MOST_ROWS = 1 << 30  # bytes of the largest file with a row for every step
+NOT_THE_FILES_FAULT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of which reading can fail
 MOST_TOML = 1 << 15  # largest TOML file: for a key of 64 KiB of dots, tomllib takes 20 s
 
 

@@ -1,15 +1,17 @@
 """`vigpipe.load_graph_model`: use trained weights of a graph model in a program or a notebook."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vigpipe.config.typed import typed
+from vigpipe.config.typed import checked, typed
 from vigpipe.graphs.features import are_sparse, for_model, in_memory
 from vigpipe.graphs.graph import Graph
+from vigpipe.graphs.imports.objects import graph_file_of
 from vigpipe.graphs.prepared.graph import PreparedGraph
 from vigpipe.graphs.samplers.whole import all_edges
 from vigpipe.inference.graph_description import GraphDescription, read_graph_description
@@ -45,18 +47,22 @@ class GraphTransform:
     description: GraphDescription
     device: torch.device
 
-    @typed
-    def __call__(self, data: Path | str, *, data_dir: Path | str = "data") -> GraphInputs:
+    def __call__(self, data: Any, *, data_dir: Path | str = "data") -> GraphInputs:
         """Prepare a graph.
 
         Args:
-            data: a graph file, the name of a data set, or sbm:..., as `vigpipe train --data`.
+            data: a graph file, the name of a data set, or sbm:..., as `vigpipe train --data`; or
+                torch-geometric's Data, a NetworkX graph, or arrays by the names of a graph file.
             data_dir: folder of the data sets.
 
         Raises:
             InputError: there is no such graph, or the model is for others.
         """
-        graph = self.open(str(data), Path(data_dir))
+        if not isinstance(data, str | os.PathLike):
+            with graph_file_of(data, "data", trains=False) as path:
+                return self(path)
+        place = checked("data", data, Path | str)
+        graph = self.open(str(place), Path(checked("data_dir", data_dir, Path | str)))
         features = for_model(in_memory(graph.features), are_sparse(graph.features))
         x = features.to(self.device, torch.float32)
         return GraphInputs(x, None, all_edges(graph).to(self.device))

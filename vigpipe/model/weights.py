@@ -102,7 +102,7 @@ def _read_file(path: Path) -> Any:
     if head[8:] == b"{" and int.from_bytes(head[:8], "little") <= size - 8:
         read, kind = load_file, "safetensors"
     elif is_zip or head.startswith(b"\x80"):
-        read, kind = (_read_zip if is_zip else _read_torch), "torch"
+        read, kind = (read_torch_zip if is_zip else _read_torch), "torch"
     elif needed := imported_by(path):
         raise InputError(_would_execute(path, needed))
     else:
@@ -118,7 +118,11 @@ def _read_file(path: Path) -> Any:
         raise InputError(_why_not(path, kind, error)) from error
 
 
-def _read_zip(path: Path) -> Any:
+def read_torch_zip(path: Path, known: Sequence[Any] = ()) -> Any:
+    """Read a file of torch.save, with nothing executed; any damage is an exception of any type.
+
+    Besides tensors and plain values it may hold what is `known`, as torch's `safe_globals` are.
+    """
     with zipfile.ZipFile(path) as archive:
         if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
             # torch would map the compressed bytes as numbers, and unpack a pickle of any size.
@@ -133,7 +137,7 @@ def _read_zip(path: Path) -> Any:
     if size_of("data.pkl") > path.stat().st_size:
         raise ValueError("its pickle is compressed, which torch.save never does")
     check_nesting(io.BytesIO(content.get_record("data.pkl")))
-    return _read_torch(path, maps_file=True)
+    return _read_torch(path, maps_file=True, known=known)
 
 
 class NumpyValue:
@@ -146,15 +150,15 @@ class NumpyValue:
         pass
 
 
-def _read_torch(path: Path, maps_file: bool | None = None) -> Any:
+def _read_torch(path: Path, maps_file: bool | None = None, known: Sequence[Any] = ()) -> Any:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         if content.find(b"bytearray\n") >= 0:  # its name in a pickle: it allocates any size
             raise ValueError("it holds a bytearray, which no state dict does")
         if not maps_file:
             check_nesting(file, NUM_PICKLES)
     # timm's training script puts its parsed arguments into every checkpoint.
-    known: list[Any] = [argparse.Namespace, *((NumpyValue, name) for name in OF_NUMPY)]
-    with torch.serialization.safe_globals(known):
+    common: list[Any] = [argparse.Namespace, *((NumpyValue, name) for name in OF_NUMPY)]
+    with torch.serialization.safe_globals([*common, *known]):
         return torch.load(path, map_location="cpu", weights_only=True, mmap=maps_file)
 
 

@@ -172,7 +172,7 @@ def test_an_image_whose_bytes_lie_outside_its_file_is_refused(tmp_path):
 
 def test_without_pyarrow_the_message_says_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.setattr("vigpipe.data.formats.tables.find_spec", lambda name: None)
+    monkeypatch.setattr("vigpipe.files.arrow.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install pyarrow, or .* vigpipe\[arrow\]"):
         read(write_saved(tmp_path))
 

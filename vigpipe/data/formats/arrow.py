@@ -19,6 +19,7 @@ from vigpipe.data.formats import tables
 from vigpipe.data.per_process import PerProcess
 from vigpipe.data.stored import Stored, StoredImages
 from vigpipe.errors import InputError
+from vigpipe.files.arrow import need_pyarrow, reading_arrow
 from vigpipe.files.names import escaped
 from vigpipe.files.untrusted import opened, read_json
 
@@ -39,7 +40,7 @@ def holds(path: Path) -> bool:
 
 def read(root: Path) -> Stored:
     """Map the files, and read the labels and the names of the classes."""
-    tables.need_pyarrow(root)
+    need_pyarrow(root)
     splits = _splits(root)
     used = "train", next(name for name in tables.TEST_SPLITS if name in splits)
     paths = {name: _files(root / name) for name in used}
@@ -100,7 +101,7 @@ def _columns(path: Path) -> tables.Columns:
 
     opened(path).close()  # This refuses what is not a regular file.
     with (
-        tables.reading(path, _ADVICE),
+        reading_arrow(path, _ADVICE),
         pa.memory_map(str(path)) as file,
         pa.ipc.open_stream(file) as rows,
     ):
@@ -110,7 +111,7 @@ def _columns(path: Path) -> tables.Columns:
 def _read_split(paths: Sequence[Path], columns: tables.Columns) -> StoredImages:
     groups, labels = [], [np.empty(0, np.int64)]
     for path in paths:
-        with tables.reading(path, _ADVICE):
+        with reading_arrow(path, _ADVICE):
             labels.append(tables.read_labels(_column(path, columns.label), path))
         images = PerProcess(partial(_images, path, columns.image, len(labels[-1])))
         images()
@@ -119,7 +120,7 @@ def _read_split(paths: Sequence[Path], columns: tables.Columns) -> StoredImages:
 
 
 def _images(path: Path, column: str, num_rows: int) -> "pa.ChunkedArray":
-    with tables.reading(path, _ADVICE):
+    with reading_arrow(path, _ADVICE):
         images = tables.encoded(_column(path, column))
         if len(images) != num_rows:
             raise ValueError(f"{len(images)} images, but {num_rows} labels")

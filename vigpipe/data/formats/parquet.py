@@ -22,6 +22,7 @@ from vigpipe.data.formats import tables
 from vigpipe.data.per_process import PerProcess
 from vigpipe.data.stored import Stored, StoredImages
 from vigpipe.errors import InputError
+from vigpipe.files.arrow import need_pyarrow, reading_arrow
 from vigpipe.files.names import escaped
 from vigpipe.files.untrusted import opened
 
@@ -47,7 +48,7 @@ def holds(path: Path) -> bool:
 
 def read(root: Path) -> Stored:
     """Read the labels and the names of the classes; refuse images that take too much memory."""
-    tables.need_pyarrow(root)
+    need_pyarrow(root)
     paths = _list_files(root)
     test_split = next((name for name in tables.TEST_SPLITS if name in paths), None)
     if test_split is None or "train" not in paths:
@@ -121,7 +122,7 @@ def _opened(path: Path, *, dictionary: Sequence[str] = ()) -> Iterator["pq.Parqu
 
     opened(path).close()  # This refuses what is not a regular file.
     with (
-        tables.reading(path, _ADVICE),
+        reading_arrow(path, _ADVICE),
         pq.ParquetFile(path, read_dictionary=list(dictionary)) as file,
     ):
         yield file

@@ -5,11 +5,9 @@ Those that its library `datasets` has not written will do, if they look the same
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from vigpipe.data.formats.labels import check_labels
-from vigpipe.data.images import LARGEST_BYTES, NOT_THE_FILES_FAULT, decode
+from vigpipe.data.images import LARGEST_BYTES, decode
 from vigpipe.data.left_out import not_read
 from vigpipe.data.per_process import PerProcess
 from vigpipe.data.stored import Stored, StoredImages
@@ -91,28 +89,6 @@ class EncodedImages:
         number = int(np.searchsorted(self._ends, index, side="right"))
         group = self.groups[number]
         return group, index - int(self._ends[number]) + group.num_rows
-
-
-def need_pyarrow(path: Path) -> None:
-    """Raise InputError if pyarrow is not installed; it is not imported."""
-    if find_spec("pyarrow") is None:
-        raise InputError(
-            f"{path}: Arrow and parquet files are read with pyarrow, which is not installed; "
-            "install it: pip install pyarrow, or vigpipe with its extra, vigpipe[arrow]"
-        )
-
-
-@contextmanager
-def reading(path: Path, advice: str) -> Iterator[None]:
-    """Turn what pyarrow raises for a bad file, of whatever type, into an InputError."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
-        if getattr(error, "errno", None) in NOT_THE_FILES_FAULT:
-            raise
-        raise InputError(f"{path}: cannot be read ({escaped(str(error))}); {advice}") from error
 
 
 def check_shards(paths: Sequence[Path]) -> None:

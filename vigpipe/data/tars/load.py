@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vigpipe.data.images import LARGEST_BYTES, NOT_THE_FILES_FAULT, decode
+from vigpipe.data.images import LARGEST_BYTES, decode
 from vigpipe.data.tars.index import Stamp, read_stamp
 from vigpipe.data.texts import Texts
 from vigpipe.errors import InputError, UnreadableImage
+from vigpipe.files.untrusted import NOT_THE_FILES_FAULT
 
 MOST_OPEN = 64  # The usual limit of open files is 1,024 for a process.
 

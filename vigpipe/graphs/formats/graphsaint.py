@@ -4,6 +4,7 @@ Source: Zeng, Zhou, Srivastava, Kannan, Prasanna, GraphSAINT: Graph Sampling Bas
 Learning Method, ICLR 2020 (arXiv 1907.04931); read as torch-geometric reads them.
 """
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +31,30 @@ def read(name: str, folder: Path) -> Graph:
             "each node; fetch it again"
         )
     num_nodes = len(features)
+    edges, weights = read_matrix(adjacency)
     return make_graph(
         name=name,
         where=str(folder),
-        edges=_edges(adjacency),
+        edges=edges,
+        edge_weights=weights,
         features=features,
         labels=_labels(classes, num_nodes),
         split=_split(roles, num_nodes),
     )
 
 
-def _edges(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Read the adjacency matrix, in compressed rows; an edge goes from a row to a column."""
-    arrays = read_npz(path, ("indptr", "indices"))
-    indptr, targets = arrays["indptr"], arrays["indices"]
+def holds(folder: Path) -> bool:
+    """Whether a folder is laid out so."""
+    return os.path.isfile(folder / FILES[0])
+
+
+def read_matrix(path: Path) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray | None]:
+    """Read an adjacency matrix of scipy, in compressed rows; an edge goes from a row to a column.
+
+    Returns the rows and columns, (e,) integers each, and the numbers there, unless all are 1.
+    """
+    arrays = read_npz(path, ("indptr", "indices"), ("data",))
+    indptr, targets, numbers = arrays["indptr"], arrays["indices"], arrays.get("data")
     is_whole = indptr.dtype.kind in "iu" and targets.dtype.kind in "iu"
     if not is_whole or indptr.ndim != 1 or targets.ndim != 1 or not are_rows(indptr, len(targets)):
         raise InputError(
@@ -51,7 +62,8 @@ def _edges(path: Path) -> tuple[np.ndarray, np.ndarray]:
             "again"
         )
     counts = np.diff(indptr.astype(np.int64))
-    return np.repeat(np.arange(len(counts)), counts), targets
+    edges = np.repeat(np.arange(len(counts)), counts), targets
+    return edges, None if numbers is None or (numbers == 1).all() else numbers
 
 
 def _labels(path: Path, num_nodes: int) -> np.ndarray:

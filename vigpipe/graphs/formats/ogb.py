@@ -5,6 +5,7 @@ Machine Learning on Graphs, NeurIPS 2020 (arXiv 2005.00687); read as ogb's NodeP
 """
 
 import gzip
+import os
 import warnings
 import zlib
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from vigpipe.errors import InputError
-from vigpipe.files.names import escaped
+from vigpipe.files.names import escaped, first_few
 from vigpipe.files.untrusted import opened
 from vigpipe.graphs.formats.checked import make_graph, make_split
 from vigpipe.graphs.graph import TEST, TRAIN, VALIDATION, Graph
@@ -31,7 +32,10 @@ def file_names(name: str) -> tuple[str, ...]:
 
 
 def read(name: str, folder: Path) -> Graph:
-    """Read a graph; as in ogb, edges of ogbn-products go both ways."""
+    """Read a graph; as in ogb, edges of ogbn-products go both ways.
+
+    A folder of another name may have any one folder of files in split/.
+    """
     edges, features, labels = (
         _table(folder / file, dtype)
         for file, dtype in zip(_RAW, (np.int64, np.float32, np.int64), strict=True)
@@ -50,13 +54,34 @@ def read(name: str, folder: Path) -> Graph:
         edges=(sources, targets),
         features=features,
         labels=labels[:, 0],
-        split=make_split(_parts(name, folder), len(labels)),
+        split=make_split(_parts(_split_of(name, folder), folder), len(labels)),
     )
 
 
-def _parts(name: str, folder: Path) -> Iterator[tuple[int, np.ndarray, str]]:
-    for file, part in zip(file_names(name)[len(_RAW) :], _PARTS.values(), strict=True):
-        yield part, _table(folder / file, np.int64).ravel(), f"{folder / file}:"
+def holds(folder: Path) -> bool:
+    """Whether a folder is laid out so."""
+    return os.path.isfile(folder / _RAW[0])
+
+
+def _split_of(name: str, folder: Path) -> str:
+    if name in SPLITS:
+        return SPLITS[name]
+    try:
+        found = sorted(entry.name for entry in os.scandir(folder / "split") if entry.is_dir())
+    except OSError:
+        found = []
+    if len(found) != 1:
+        raise InputError(
+            f"{folder / 'split'}: has the folders {first_few(found) or 'none'}, expected one, with "
+            "train.csv.gz, valid.csv.gz and test.csv.gz; leave only that one there"
+        )
+    return found[0]
+
+
+def _parts(split: str, folder: Path) -> Iterator[tuple[int, np.ndarray, str]]:
+    for name, part in _PARTS.items():
+        path = folder / "split" / split / f"{name}.csv.gz"
+        yield part, _table(path, np.int64).ravel(), f"{path}:"
 
 
 def _table(path: Path, dtype: type) -> np.ndarray:

@@ -1,0 +1,230 @@
+"""Make the arrays of a graph file of a table of nodes and a table of edges, some rows at a time.
+
+Memory holds the edges, and the ids of the nodes; features are made while they are written.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vigpipe.errors import InputError
+from vigpipe.files.names import are_numbers, escaped, first_few
+from vigpipe.graphs.choices import Choices
+from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST, TRAIN, UNKNOWN, VALIDATION
+from vigpipe.graphs.imports.columns import ColumnFit, Kind
+from vigpipe.graphs.imports.tables import Table, check_columns
+
+_SPLITS = {
+    **dict.fromkeys(("train", "training", "0"), TRAIN),
+    **dict.fromkeys(("val", "valid", "validation", "dev", "1"), VALIDATION),
+    **dict.fromkeys(("test", "testing", "2"), TEST),
+    **dict.fromkeys(("", "none", "-1"), NO_SPLIT),
+}
+_HAS = {"1": 1, "true": 1, "0": 0, "false": 0, "": UNKNOWN, "-1": UNKNOWN}
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the columns are called."""
+
+    id: str = "id"
+    label: tuple[str, ...] = ("label",)  # several, of zeros and ones, if a node may have several
+    split: str = "split"
+    source: str = "source"
+    target: str = "target"
+    weight: str = "weight"
+    numbers: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+
+
+class Nodes:
+    """A table of nodes, looked at once: ids, labels and splits, and how its columns are encoded."""
+
+    def __init__(self, table: Table, names: Names, like: Choices | None) -> None:
+        self._table, self._names, self.notes = table, names, list[str]()
+        self.place_of: dict[str, int] = {}  # of each id
+        self._labels: list[Any] = []  # of each node, a number of `_texts`, or what of each column
+        self._texts: dict[str, int] = {}  # the classes as they come, from 0
+        self._split: list[int] = []
+        _check_names(table, names)
+        fits = self._fits() if like is None else self._left_out(like)
+        self._read(fits)
+        if not self.place_of:
+            raise InputError(f"{table.where}: has no rows, expected one for each node")
+        self.choices = like or Choices(tuple(fit.finish() for fit in fits.values()))
+
+    @property
+    def _others(self) -> list[str]:
+        """The columns that may become features."""
+        names = self._names
+        known = {names.id, *names.label, names.split, *names.drop}
+        return [name for name in self._table.columns if name not in known]
+
+    def _fits(self) -> dict[str, ColumnFit]:
+        kinds: dict[str, Kind] = {name: "number" for name in self._names.numbers}
+        kinds |= {name: "category" for name in self._names.categories}
+        where = self._table.where
+        return {name: ColumnFit(name, where, kinds.get(name)) for name in self._others}
+
+    def _left_out(self, like: Choices) -> dict[str, ColumnFit]:
+        check_columns(self._table, like.names, "the features of --like are made of it")
+        left = [name for name in self._others if name not in like.names]
+        if left:
+            self.notes.append(f"columns that --like does not know: {first_few(left)}")
+        return {}
+
+    def _read(self, fits: Mapping[str, ColumnFit]) -> None:
+        names, columns = self._names, self._table.columns
+        has = [name for name in (names.id, *names.label, names.split) if name in columns]
+        for chunk in self._table.chunks([*has, *fits]):
+            texts = dict(zip((*has, *fits), chunk, strict=True))
+            first = len(self.place_of)
+            self._add_ids(texts[names.id])
+            self._add_labels([texts[name] for name in names.label if name in texts], first)
+            if names.split in texts:
+                words = "train, validation, test or nothing"
+                self._split += self._looked_up(texts[names.split], _SPLITS, "split", words, first)
+            for name, fit in fits.items():
+                fit.add(texts[name])
+
+    def _add_labels(self, columns: Sequence[Sequence[str]], first: int) -> None:
+        if len(columns) > 1:
+            words = "1, 0 or nothing"
+            has = (self._looked_up(texts, _HAS, "label", words, first) for texts in columns)
+            self._labels += zip(*has, strict=True)
+        for texts in columns if len(columns) == 1 else ():
+            self._labels += [self._texts.setdefault(text, len(self._texts)) for text in texts]
+
+    def __len__(self) -> int:
+        return len(self.place_of)
+
+    def _add_ids(self, ids: Sequence[str]) -> None:
+        for id_ in ids:
+            place = len(self.place_of)
+            if self.place_of.setdefault(id_, place) != place:
+                raise InputError(
+                    f"{self._table.where}: two nodes have the id '{escaped(id_)}'; give each one "
+                    "of its own"
+                )
+
+    def _looked_up(
+        self, texts: Sequence[str], table: Mapping[str, int], what: str, expected: str, first: int
+    ) -> list[int]:
+        found = [table.get(text.strip().lower()) for text in texts]
+        if None in found:
+            row = found.index(None)
+            raise InputError(
+                f"{self._table.where}: the {what} of row {first + row + 1} is "
+                f"'{escaped(texts[row], 40)}', expected {expected}; mend it"
+            )
+        return found  # pyrefly: ignore[bad-return]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return names, classes and split, as far as the table has them."""
+        arrays: dict[str, np.ndarray] = {}
+        ids = tuple(self.place_of)
+        if not are_numbers(ids):
+            arrays["names"] = np.array(ids)
+        if self._split:
+            arrays["split"] = np.array(self._split, np.int8)
+        if self._labels and len(self._names.label) > 1:
+            classes = np.array(self._names.label)
+            arrays |= {"y": np.array(self._labels, np.int8), "classes": classes}
+        elif self._labels:
+            texts = [text for text in self._texts if text.strip()]
+            sorted_texts = sorted(texts, key=int if all(map(_is_number, texts)) else str)
+            number = {name: label for label, name in enumerate(sorted_texts)}
+            of_texts = np.array([number.get(text, NO_CLASS) for text in self._texts])
+            arrays["y"] = of_texts[np.array(self._labels)]
+            if not are_numbers(sorted_texts):
+                arrays["classes"] = np.array(sorted_texts)
+        return arrays
+
+    def rows(self) -> Iterator[np.ndarray]:
+        """Yield the features, some rows at a time, and then note what cells were empty or new."""
+        empty, new, first = Counter[str](), Counter[str](), 1
+        for chunk in self._table.chunks(self.choices.names):
+            encoded = self.choices.encode(chunk, self._table.where, first)
+            empty.update(encoded.empty)
+            new.update(encoded.new)
+            first += len(encoded.x)
+            yield encoded.x
+        for counts, what in (
+            (
+                empty,
+                "empty cells, taken as the mean of a column of numbers, or as no category",
+            ),
+            (new, "texts that --like does not know, taken as no category"),
+        ):
+            if counts:
+                told = ", ".join(f"{number:,} in {name}" for name, number in counts.items())
+                self.notes.append(f"{what}: {escaped(told)}")
+
+
+def _check_names(table: Table, names: Names) -> None:
+    """Raise InputError if a table of nodes lacks a column that an option names."""
+    usual = Names()
+    for option, columns, is_needed in (
+        ("--id", (names.id,), True),
+        ("--label", names.label, names.label != usual.label),
+        ("--split", (names.split,), names.split != usual.split),
+        ("--numbers", names.numbers, True),
+        ("--categories", names.categories, True),
+        ("--drop", names.drop, True),
+    ):
+        if is_needed:
+            check_columns(table, columns, f"name the columns of {option} as they are there")
+
+
+def read_edges(
+    table: Table, names: Names, place_of: Mapping[str, int], of_nodes: str
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return edge_src, edge_dst and perhaps edge_weight, and notes."""
+    check_columns(table, (names.source, names.target), "name others with --source and --target")
+    has_weight = names.weight in table.columns
+    if names.weight != Names.weight:
+        check_columns(table, [names.weight], "name another with --weight")
+    wanted = [names.source, names.target, *([names.weight] if has_weight else [])]
+    ends: tuple[list[np.ndarray], list[np.ndarray]] = [], []
+    weights: list[np.ndarray] = []
+    done, number = 0, np.min_scalar_type(-max(1, len(place_of)))
+    for chunk in table.chunks(wanted):
+        for of_end, texts in zip(ends, chunk, strict=False):
+            places = np.array([place_of.get(text, -1) for text in texts], number)
+            if (places < 0).any():
+                row = int((places < 0).argmax())
+                raise InputError(
+                    f"{table.where}: row {done + row + 1} names the node '{escaped(texts[row])}', "
+                    f"which {of_nodes} does not have; add it there, or leave the edge out"
+                )
+            of_end.append(places)
+        if has_weight:
+            weights.append(_weights(chunk[2], table.where, done))
+        done += len(chunk[0])
+    arrays = {
+        name: np.concatenate(parts) if parts else np.zeros(0, number)
+        for name, parts in zip(("edge_src", "edge_dst"), ends, strict=True)
+    }
+    if has_weight:
+        arrays["edge_weight"] = np.concatenate(weights) if weights else np.zeros(0, np.float32)
+    left = [name for name in table.columns if name not in wanted]
+    return arrays, [f"columns of edges that are left out: {first_few(left)}"] * bool(left)
+
+
+def _weights(texts: Sequence[str], where: str, done: int) -> np.ndarray:
+    try:
+        with np.errstate(over="ignore"):  # what does not fit is infinite, and refused
+            return np.array(texts, dtype=str).astype(np.float64).astype(np.float32)
+    except ValueError as error:
+        raise InputError(
+            f"{where}: a weight of the rows {done + 1} to {done + len(texts)} is no number "
+            f"({escaped(str(error))}); mend it"
+        ) from error
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and str(int(text)) == text

@@ -1,0 +1,259 @@
+"""Read what `vigpipe dataset import` is given, and write it as a graph file."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from vigpipe.config.verbs import ImportConfig
+from vigpipe.errors import InputError
+from vigpipe.files.npy import names_in, read_npy, read_npz
+from vigpipe.files.weights_metadata import read_metadata
+from vigpipe.graphs.choices import COLUMNS, Choices
+from vigpipe.graphs.features import in_memory
+from vigpipe.graphs.formats import graphsaint, ogb
+from vigpipe.graphs.formats.graph_file import EDGES, graph_of, in_our_names, read_arrays
+from vigpipe.graphs.graph import NO_SPLIT, TEST, TRAIN, VALIDATION, Graph, are_labelled
+from vigpipe.graphs.imports.from_tables import Names, Nodes, read_edges
+from vigpipe.graphs.imports.objects import arrays_of
+from vigpipe.graphs.imports.saved_data import read_saved_data
+from vigpipe.graphs.imports.tables import open_table
+from vigpipe.graphs.imports.write import write_graph_file
+from vigpipe.job.held_out import held_out
+
+
+@dataclass
+class Imported:
+    """A graph that is to be written."""
+
+    where: str  # what messages begin with
+    arrays: dict[str, np.ndarray]
+    nodes: Nodes | None = None  # whose features are made while they are written
+    notes: list[str] = field(default_factory=list)
+
+    def write(self, out: Path) -> Graph:
+        """Write a graph file, and return what it holds; InputError if that is no graph."""
+        arrays, rows = dict(self.arrays), None
+        if self.nodes is not None:
+            choices = self.nodes.choices
+            arrays[COLUMNS] = np.array([choices.as_text()])
+            rows = (len(self.nodes), choices.width), self.nodes.rows()
+        trains = "y" in arrays and (arrays.get("split", np.zeros(0)) == TRAIN).any()
+
+        def check(partial: Path) -> Graph:
+            found = read_arrays(partial, trains=bool(trains))
+            several = found["y"].ndim == 2 if "y" in found else False
+            return graph_of(found, self.where, multi_label=several, trains=bool(trains))
+
+        graph = write_graph_file(out, arrays, check, rows)
+        if self.nodes is not None:
+            self.notes += self.nodes.notes
+        return graph
+
+
+def read_imported(config: ImportConfig) -> Imported:
+    """Read what the options name; InputError if it is not what they say."""
+    if config.data is not None:
+        imported = Imported(str(config.data), _whole(config.data))
+    else:
+        imported = _of_tables(config)
+    arrays = imported.arrays
+    if "y" not in arrays:
+        if config.test:
+            raise InputError(
+                f"--test {config.test}: draws nodes that have a class, and {imported.where} has no "
+                "labels; leave it out"
+            )
+        return imported
+    if "split" in arrays:
+        if config.test:
+            raise InputError(
+                f"--test {config.test}: draws a split, and {imported.where} has one; leave it out"
+            )
+    elif config.test:
+        arrays["split"] = _drawn(arrays["y"], config, imported.where)
+    else:
+        imported.notes.append(
+            "no split: to train on this graph, import it with --test 0.2 --validation 0.1"
+        )
+    return imported
+
+
+def _of_tables(config: ImportConfig) -> Imported:
+    assert config.edges is not None
+    names, notes = _names(config), list[str]()
+    arrays: dict[str, np.ndarray] = {}
+    nodes = None
+    if config.nodes is not None:
+        table = open_table(config.nodes)
+        if config.features is not None:
+            others = {*names.label, names.split, names.id}
+            dropped = tuple(name for name in table.columns if name not in others)
+            if dropped:
+                notes.append(f"columns that --features takes the place of: {', '.join(dropped)}")
+            names = replace(names, drop=dropped, numbers=(), categories=())
+        nodes = Nodes(table, names, None if config.like is None else _choices_of(config.like))
+        arrays |= nodes.arrays()
+    if config.features is not None:
+        arrays |= _features(config.features)
+        nodes_in = len(arrays["x_indptr"]) - 1 if "x_indptr" in arrays else len(arrays["x"])
+        if nodes is not None and len(nodes) != nodes_in:
+            raise InputError(
+                f"{config.features}: has {nodes_in:,} rows, but {config.nodes} {len(nodes):,}; "
+                "give a row of features for each node, in the same order"
+            )
+    elif nodes is not None and not nodes.choices.width:
+        raise InputError(
+            f"{config.nodes}: has no column for features beside id, label and split; add some, or "
+            "name a file of --features"
+        )
+    if config.edges.suffix == ".npz":
+        edges, weights = _matrix(config.edges)
+        arrays |= dict(zip(EDGES, edges, strict=True))
+        arrays |= {} if weights is None else {"edge_weight": weights}
+    else:
+        numbers = _numbers(nodes, arrays)
+        read, of_edges = read_edges(open_table(config.edges), names, numbers, str(config.nodes))
+        arrays |= read
+        notes += of_edges
+    made_of = nodes if config.features is None else None
+    return Imported(str(config.nodes or config.features), arrays, made_of, notes)
+
+
+def _numbers(nodes: Nodes | None, arrays: dict[str, np.ndarray]) -> dict[str, int]:
+    """Return the number of each node by its id."""
+    if nodes is not None:
+        return nodes.place_of
+    num = len(arrays["x_indptr"]) - 1 if "x_indptr" in arrays else len(arrays["x"])
+    return {str(node): node for node in range(num)}
+
+
+def _names(config: ImportConfig) -> Names:
+    def several(text: str | None) -> tuple[str, ...]:
+        return tuple(word.strip() for word in (text or "").split(",") if word.strip())
+
+    return Names(
+        config.id,
+        several(config.label),
+        config.split,
+        config.source,
+        config.target,
+        config.weight,
+        several(config.numbers),
+        several(config.categories),
+        several(config.drop),
+    )
+
+
+def _whole(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of a whole graph."""
+    where = f"--data {path}"
+    if path.suffix == ".npz":
+        return in_our_names(read_arrays(path, trains=False), str(path))
+    if path.suffix == ".pt":
+        return in_our_names(arrays_of(read_saved_data(path), str(path)), str(path))
+    for layout in (ogb, graphsaint):
+        if layout.holds(path):
+            return _arrays_of_graph(layout.read(path.name, path))
+    raise InputError(
+        f"{where}: is neither a saved Data (.pt), a graph file (.npz), nor a folder with "
+        "raw/edge.csv.gz, as those of the Open Graph Benchmark, or adj_full.npz, as GraphSAINT's"
+    )
+
+
+def _arrays_of_graph(graph: Graph) -> dict[str, np.ndarray]:
+    arrays: dict[str, Any] = {
+        "edge_src": graph.sources(),
+        "edge_dst": graph.targets(),
+        "edge_weight": graph.weights_of(slice(None)),
+        "y": graph.labels,
+        "split": graph.split,
+        "classes": np.array(graph.class_names),
+    }
+    features = in_memory(graph.features)
+    arrays |= _rows_of(features) if isinstance(features, csr_array) else {"x": features}
+    return {name: array for name, array in arrays.items() if array is not None}
+
+
+def _rows_of(rows: csr_array) -> dict[str, np.ndarray]:
+    return {
+        "x_indptr": rows.indptr,
+        "x_indices": rows.indices,
+        "x_data": rows.data,
+        "x_shape": np.array(rows.shape),
+    }
+
+
+def _matrix(path: Path) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray | None]:
+    _check_rows(path)
+    return graphsaint.read_matrix(path)
+
+
+def _features(path: Path) -> dict[str, np.ndarray]:
+    if path.suffix == ".npy":
+        x = read_npy(path, mapped=True)
+        if x.ndim != 2:
+            raise InputError(
+                f"{path}: has the shape {x.shape}, expected (n, d), a row for each node"
+            )
+        return {"x": x}
+    _check_rows(path)
+    arrays = read_npz(path, ("indptr", "indices", "data", "shape"))
+    return {f"x_{name}": array for name, array in arrays.items()}
+
+
+def _check_rows(path: Path) -> None:
+    """Raise InputError if this is not a matrix of scipy in compressed rows."""
+    has = names_in(path) if path.suffix == ".npz" else []
+    found = read_npz(path, ("format",))["format"] if "format" in has else np.array("")
+    text = found.item().decode("latin1") if found.dtype.kind == "S" and found.size == 1 else found
+    if str(text) != "csr":
+        raise InputError(
+            f"{path}: is not a matrix of scipy in compressed rows; save it with "
+            "scipy.sparse.save_npz(path, matrix.tocsr())"
+        )
+
+
+def _choices_of(path: Path) -> Choices:
+    """Return the choices that a graph file or a file of weights keeps."""
+    if path.suffix == ".npz":
+        found = read_npz(path, (), (COLUMNS,)).get(COLUMNS)
+        text = str(found[0]) if found is not None and found.shape == (1,) else None
+    else:
+        text = read_metadata(path).get(COLUMNS)
+    if text is None:
+        raise InputError(
+            f"--like {path}: does not say how its features were made of columns, as only graphs do "
+            "that were imported from tables, and weights that were trained on them; leave it out"
+        )
+    return Choices.parse(text, str(path))
+
+
+def _drawn(labels: np.ndarray, config: ImportConfig, where: str) -> np.ndarray:
+    """Draw a split of the nodes with a class, of every class, or without regard to it."""
+    is_known = are_labelled(_comparable(labels))
+    nodes = np.flatnonzero(is_known)
+    of_nodes = np.zeros(len(nodes), np.int64)
+    if config.stratified and labels.ndim == 1:
+        of_nodes = np.unique(labels[nodes], return_inverse=True)[1]
+    split = np.full(len(labels), NO_SPLIT, np.int8)
+    split[nodes] = TRAIN
+    for part, share in ((TEST, config.test), (VALIDATION, config.validation)):
+        left = split[nodes] == TRAIN
+        drawn = held_out(of_nodes[left], share, config.seed + (part == VALIDATION))
+        split[nodes[left][drawn]] = part
+    if not (split == TEST).any():
+        raise InputError(
+            f"--test {config.test}: draws none of the {len(nodes):,} nodes of {where} that have a "
+            "class; choose a larger share, or --no-stratified"
+        )
+    return split
+
+
+def _comparable(labels: np.ndarray) -> np.ndarray:
+    """Return labels in which -1 stands for what is not known."""
+    if labels.dtype.kind == "f":
+        return np.where(np.isnan(labels), -1, labels)
+    return labels.astype(np.int8) if labels.dtype.kind == "b" else labels
