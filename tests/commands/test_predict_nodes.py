@@ -133,6 +133,7 @@ WRONG = [
     (f"{OURS} --data g.npz --nodes 3,4,3", "--nodes 3: is the same node as 3; name it once"),
     (f"{OURS} --data g.npz --nodes 40", "--nodes 40: g.npz has no such node; give a number from 0"),
     (f"{OURS} --data g.npz --nodes ,", "--nodes ,: names no node; give names or numbers with"),
+    (f"{OURS} --data g.npz --nodes {'9' * 5000}", "has no such node; give a number from 0"),
     (f"{OURS} --data g.npz --nodes none.txt", "none.txt", "cannot be read"),
     (f"{OURS} --data g.npz --nodes 3 --split test", "--nodes 3: chooses the nodes", "--split test"),
     ("--weights images.safetensors a.png --nodes 3", "--nodes 3: is for the nodes of a graph"),
@@ -228,7 +229,7 @@ def test_graphs_without_labels_are_predicted_whole_and_in_parts_in_any_numbering
     _, of_other, in_other = predicted("other.npz")
     assert of_other == [classes[node] for node in order]
     np.testing.assert_allclose(in_other, whole[order], rtol=0, atol=1e-6)
-    Path("new.txt").write_text("\n".join(map(str, place[new])) + "\n")
+    Path("new.txt").write_text("\ufeff" + "\r\n".join(map(str, place[new])) + "\n")
     assert predicted("other.npz", "--nodes", "new.txt")[1] == [classes[node] for node in new]
 
 

@@ -16,11 +16,11 @@ _MOST_DIGITS = 19
 
 def nodes_in(text: str) -> list[str]:
     """Split a list of nodes, with commas between them, or read a .txt file with one a line."""
-    if text.endswith(".txt"):
-        words = read_text(Path(text), _MOST_BYTES).splitlines()
+    if text.lower().endswith(".txt"):
+        words = read_text(Path(text), _MOST_BYTES).removeprefix("\ufeff").splitlines()
     else:
         words = text.split(",")
-    nodes = [word.strip() for word in words if word.strip()]
+    nodes = [word for word in words if word.strip()]
     if not nodes:
         raise InputError(
             f"--nodes {text}: names no node; give names or numbers with commas between them, or a "
@@ -42,7 +42,8 @@ def find_nodes(words: Sequence[str], graph: Graph, option: str, data: str) -> np
             again.setdefault(name, node)
     places = None if graph.numbers is None else np.argsort(graph.numbers)
     found: dict[int, str] = {}
-    for word in words:
+    for given in words:
+        word = given if given in place_of else given.strip()
         node = place_of.get(word)
         if word in again:
             both = graph.numbers_of(np.array([place_of[word], again[word]])).tolist()

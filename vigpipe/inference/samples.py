@@ -168,6 +168,11 @@ class NodeSamples:
         if with_classes:
             nodes = nodes[are_labelled(graph.labels[nodes])]
         if not len(nodes):
+            if with_classes:
+                raise InputError(
+                    f"--split {split}: {data} has no such nodes with a class, by which to score; "
+                    "choose another split, or predict them"
+                )
             raise InputError(
                 f"--split {split}: {data} has no such nodes; choose another split, or all"
             )

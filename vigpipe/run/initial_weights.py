@@ -77,6 +77,14 @@ def notes_on_weights(config: TrainConfig, job: Job) -> list[str]:
         options = said_options(metadata, config.weights).items()
         said = " ".join([f"--model {metadata['model']}", *(as_given(*of) for of in options)])
         notes.append(f"{config.weights} was trained with {said}")
+    has = str(job.weights_metadata().get("edge_weights"))
+    if "num_features" in metadata and metadata.get("edge_weights", "False") != has:
+        words = {"True": "with", "False": "without"}
+        had = words.get(metadata.get("edge_weights", "False"), "perhaps with")
+        notes.append(
+            f"{config.weights} was trained {had} weights of edges, and --data {config.data} is "
+            f"{words[has]}"
+        )
     _, note = _class_order(metadata, config, job)
     return notes if note is None else [*notes, note]
 

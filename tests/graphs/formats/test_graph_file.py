@@ -166,6 +166,11 @@ def test_of_several_classes_some_may_be_unknown(save):
     np.testing.assert_array_equal(graph.split, put(SPLIT, 4, -1))  # of it nothing is known
     as_numbers = np.where(np.isnan(labels), -1, labels).astype(int)
     assert read(save({**DENSE, "y": as_numbers})).sha256 == graph.sha256
+    assert graph.notes == ()
+    labels[:6, 2] = np.nan
+    (note,) = read(save({**DENSE, "y": labels})).notes
+    assert "of no training node is it known whether it has 2, so what is predicted" in note
+    assert read(save({**DENSE, "y": labels}), trains=False).notes == ()
 
 
 def test_a_node_without_a_class_is_in_no_part_of_the_split(save):

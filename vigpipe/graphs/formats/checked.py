@@ -7,11 +7,12 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from vigpipe.errors import InputError
-from vigpipe.files.names import check_class_names
+from vigpipe.files.names import check_class_names, first_few
 from vigpipe.graphs.formats.labels import check_trainable, read_labels, whole_numbers
 from vigpipe.graphs.graph import (
     NO_SPLIT,
     TEST,
+    TRAIN,
     UNKNOWN,
     Graph,
     are_labelled,
@@ -81,6 +82,7 @@ def make_graph(
         split = np.where(are_labelled(of_nodes), split, np.int8(NO_SPLIT))
     if trains:
         check_trainable(of_nodes, split, names, where)
+        notes = (*notes, *_unlearned(of_nodes[split == TRAIN], names, where))
     indptr, indices, weights = in_rows(*edges, num_nodes, edge_weights)
     if weights is not None and (weights > MOST_WEIGHT).any():
         raise InputError(
@@ -98,6 +100,16 @@ def make_graph(
         edge_weights=weights,
         notes=notes,
     )
+
+
+def _unlearned(of_training: np.ndarray, names: Sequence[str], where: str) -> list[str]:
+    """Say of which classes, of several, nothing is known of any training node."""
+    if of_training.ndim == 1:
+        return []
+    numbers = np.flatnonzero((of_training == UNKNOWN).all(axis=0)).tolist()
+    unknown = [names[number] for number in numbers]
+    of = f"{where}: of no training node is it known whether it has {first_few(unknown)}"
+    return [f"{of}, so what is predicted of that means nothing"] * bool(unknown)
 
 
 def make_split(parts: Iterable[tuple[int, np.ndarray | None, str]], num_nodes: int) -> np.ndarray:
