@@ -91,8 +91,8 @@ def test_a_graph_in_memory_is_trained_on_and_predicted():
     assert (ended.returncode, ended.stderr) == (0, "")
     told = ended.stdout.splitlines()
     assert told[0].startswith("data=3: must be text, a path, torch-geometric's Data, a Netw")
-    assert told[1].startswith("data: has x, but lacks edge_src, edge_dst, y, split, or masks; add")
-    assert told[2].startswith("data: has x, y, edge_src, edge_dst, but lacks split, or masks; add")
+    assert told[1].startswith("data: has x, but lacks edge_src, edge_dst, y, split, or masks, as")
+    assert told[2].startswith("data: has x, y, edge_src, edge_dst, but lacks split, or masks, as")
 
 
 def test_a_callback_stops_a_run_which_goes_on_later():

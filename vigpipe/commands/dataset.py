@@ -71,7 +71,13 @@ def check_import(config: ImportConfig) -> None:
             f"--validation {config.validation}: is drawn with the test nodes, where there is no "
             "split; add --test 0.2"
         )
-    check_numbers(TrainConfig(seed=config.seed, test=config.test, validation=config.validation))
+    for name in ("test", "validation"):
+        share = getattr(config, name)
+        if not 0 <= share < 1:  # NaN fails too
+            raise InputError(
+                f"--{name} {share}: must be a share of the nodes, from 0 to less than 1"
+            )
+    check_numbers(TrainConfig(seed=config.seed))
 
 
 def import_dataset(out: Path, config: ImportConfig) -> None:
@@ -88,7 +94,9 @@ def import_dataset(out: Path, config: ImportConfig) -> None:
     sizes = f"{graph.num_nodes:,} nodes, {graph.num_edges:,} directed edges"
     weighted = " with weights" * (graph.edge_weights is not None)
     classes = "no classes"
-    if graph.num_classes:
+    if graph.num_classes and not imported.has_split:
+        classes = f"{graph.num_classes:,} classes, no split"
+    elif graph.num_classes:
         counts = (f"{len(graph.nodes_of(part)):,} {name}" for name, part in SPLITS.items())
         classes = f"{graph.num_classes:,} classes, {', '.join(counts)} nodes"
     print(f"{out}: {sizes}{weighted}, {graph.num_features:,} features, {classes}")

@@ -15,7 +15,7 @@ from vigpipe.files.names import escaped
 COLUMNS = "columns"  # the name in graph files, and in the metadata of weights
 MOST_VALUES = 1000  # that a category may have
 MOST_TEXT = 8 << 20  # characters of choices; a file of weights has them in its header
-_MISSING = frozenset(("", "na", "n/a", "nan", "null", "none"))  # in any case
+_MISSING = frozenset(("", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "?"))  # in any case
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Choices:
                 x[:, place] = np.where(missing, 0, (numbers - column.mean) / column.deviation)
             else:
                 place_of = {value: place + i for i, value in enumerate(column.values)}
-                places = np.array([place_of.get(text, -1) for text in of_rows])
+                places = np.array([place_of.get(text.strip(), -1) for text in of_rows])
                 missing = np.array([is_missing(text) for text in of_rows])
                 is_new = (places < 0) & ~missing
                 if is_new.any():

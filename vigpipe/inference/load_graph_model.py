@@ -1,6 +1,7 @@
 """`vigpipe.load_graph_model`: use trained weights of a graph model in a program or a notebook."""
 
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,10 +60,13 @@ class GraphTransform:
             InputError: there is no such graph, or the model is for others.
         """
         if not isinstance(data, str | os.PathLike):
-            with graph_file_of(data, "data", trains=False) as path:
+            like = self.description.choices
+            with graph_file_of(data, "data", trains=False, like=like) as path:
                 return self(path)
         place = checked("data", data, Path | str)
         graph = self.open(str(place), Path(checked("data_dir", data_dir, Path | str)))
+        for note in graph.notes:
+            warnings.warn(note, stacklevel=2)
         features = for_model(in_memory(graph.features), are_sparse(graph.features))
         x = features.to(self.device, torch.float32)
         return GraphInputs(x, None, all_edges(graph).to(self.device))

@@ -89,6 +89,8 @@ def test_tables_of_nodes_and_edges(capsys):
     told = capsys.readouterr().out.splitlines()
     assert told == [
         "note: columns of edges that are left out: since",
+        "note: 1 node without a class: the label is ''",
+        "note: features: kg (number), cover (3 values)",
         "note: empty cells, taken as the mean of a column of numbers, or as no category: 1 in kg",
         "g.npz: 5 nodes, 3 directed edges with weights, 4 features, 2 classes, 2 train, "
         "1 validation, 1 test nodes",
@@ -126,7 +128,7 @@ def test_columns_have_other_names_and_kinds_on_request():
 
 
 def test_a_node_may_have_several_classes():
-    rows = ["id,a,b,kg,split", "0,1,0,1,train", "1,,true,2,train", "2,0,1,3,test", "3,,,4,"]
+    rows = ["id,a,b,kg,split", "0,1.0,0,1,train", "1,NA,true,2,train", "2,0,1,3,test", "3,,,4,"]
     Path("nodes.csv").write_text("\n".join(rows))
     Path("edges.csv").write_text("source,target\n0,1\n")
     graph = imported(**TABLES, label="a,b")
@@ -134,6 +136,24 @@ def test_a_node_may_have_several_classes():
     assert graph.labels.tolist() == [[1, 0], [-1, 1], [0, 1], [-1, -1]]
     assert graph.class_names == ("a", "b")
     assert graph.node_names is None
+
+
+def test_cells_as_other_programs_write_them():
+    rows = [" 1,x ,0.1,1.0,#N/A,0.0", "2,NaN,0.1,0.0,u,", "3,-1,0.1,NA,u ,NA", "4, y,0.1,,w,0.0"]
+    rows = ["", "id,label,a,b,c,split", *rows, "5,x,0.1,0,w,2.0"]
+    Path("nodes.csv").write_text("\n".join(rows))
+    Path("edges.csv").write_text("source , target\n1 , 2\n")
+    graph = imported(**TABLES, label="label", drop="b")
+    assert graph.class_names == ("x", "y")
+    assert graph.labels.tolist() == [0, -1, -1, 1, 0]
+    assert graph.split.tolist() == [0, -1, -1, 0, 2]
+    x = [[0, 0, 0], [0, 1, 0], [0, 1, 0], [0, 0, 1], [0, 0, 1]]
+    np.testing.assert_allclose(dense(graph), x, atol=1e-9)
+    assert imported(**TABLES, drop="split,b", test=0.5).choices == graph.choices
+    Path("new.csv").write_text("id,a,c\n7,0.3,u\n")
+    Path("edges.csv").write_text("source,target\n")
+    like = imported("n.npz", nodes="new.csv", edges="edges.csv", like="g.npz")
+    np.testing.assert_allclose(dense(like), [[0.2, 1, 0]], rtol=1e-6)  # it was constant
 
 
 def test_choices_are_made_again_for_other_nodes(capsys):
@@ -167,14 +187,16 @@ def test_saved_data_of_torch_geometric_and_the_object_are_the_same_graph():
     of_masks = {f"{name}_mask": mask for name, mask in masks.items()}
     edges = torch.randint(0, 30, (2, 90), generator=draws)
     x, y = torch.randn(30, 4, generator=draws), torch.arange(30) % 5
-    for labels in (y, torch.nn.functional.one_hot(y).float(), (x > 0).float()):
+    for labels in (y, y[:, None], torch.nn.functional.one_hot(y).float(), (x > 0).float()):
         data = Data(x=x, edge_index=edges, y=labels, edge_weight=torch.ones(90) / 2, **of_masks)
-        several = labels is not y and bool((labels.sum(1) != 1).any())
+        several = labels.ndim == 2 and labels.shape[1] > 1 and bool((labels.sum(1) != 1).any())
         given = graph_of(arrays_of(data, "data"), "data", multi_label=several)
         for found in (data, (data.to_dict(), None, Data)):
             graph = imported(data=saved(found))
             assert graph.sha256 == given.sha256
             np.testing.assert_array_equal(dense(graph), x)
+        data.is_node_attr("x")  # as transforms ask, which makes it remember the kinds
+        assert imported(data=saved(data)).sha256 == given.sha256
         assert graph.is_multi_label == several
         np.testing.assert_array_equal(given.labels, labels if several else y)
         assert given.split.tolist() == [i % 3 for i in range(30)]
@@ -194,6 +216,10 @@ def test_a_graph_of_networkx_is_that_of_its_attributes():
         found.add_edge(a, b, weight=weight)
     graph = graph_of(arrays_of(found, "data"), "data")
     expected = imported(**TABLES)
+    part = found.subgraph(["ape", "cod"])
+    again = arrays_of(part, "data", expected.choices)
+    of_names = dict(zip(again["names"].tolist(), again["x"].tolist(), strict=True))
+    assert of_names == {"ape": dense(expected)[0].tolist(), "cod": dense(expected)[2].tolist()}
     np.testing.assert_allclose(dense(graph), dense(expected), rtol=1e-6)
     assert graph.labels.tolist() == expected.labels.tolist()
     assert graph.node_names == expected.node_names
@@ -225,6 +251,8 @@ def test_graphs_of_networkx_that_say_two_things_are_refused():
         (made(x=x, y=[0, 1, 0], label=[0, 1, 0]), "its nodes have two attributes 'label'"),
         (made((1.0, None), x=x), "some edges have a weight and others none; give each one"),
         (made(x=[[0.0], [1.0, 2.0], [2.0]]), "x is object of shape .*, expected numbers or texts"),
+        (made(emb=[x, x, x]), "the attribute 'emb' of a node is a list, expected a number or text"),
+        (networkx.compose(made(age=[1, 2, 3]), networkx.path_graph(4)), "node '3' has no attribu"),
         (made(), "its nodes have no features; give them x, or attributes to make"),
     ]
     read: Any = lambda found: graph_of(arrays_of(found, "data"), "data", trains=False)  # noqa: E731
@@ -257,9 +285,11 @@ def test_matrices_of_scipy_and_numpy():
     np.save("x.npy", x)
     rows = "".join(f"{i},{i + 1},2\n" for i in range(4))
     Path("e.csv").write_text(f"source,target,weight\n{rows}")
+    sparse.save_npz("c.npz", adjacency.tocsc())
+    sparse.save_npz("o.npz", adjacency.tocoo())
     graphs = [
         imported(nodes="labels.csv", edges=edges, features=features)
-        for edges in ("a.npz", "e.csv")
+        for edges in ("a.npz", "c.npz", "o.npz", "e.csv")
         for features in ("x.npy", "x.npz")
     ]
     assert len({graph.sha256 for graph in graphs}) == 1
@@ -296,6 +326,7 @@ def of_text(name: str, text: str | bytes, **options: Any):
 
 
 BARE = "id,kg\nape,1\nbee,2\ncod,3\ndog,4\neel,5\n"
+MANY = "id,t\n" + "".join(f"{i},t{min(i, 39)}\n" for i in range(60))
 OTHER = "id,label,kg,split\na,x,1,train\nb,x,2,test\n"
 DAMAGED: list[tuple[Any, ...]] = [
     ("nodes", "", "has the columns , and no 'id'; name the columns of --id"),
@@ -320,14 +351,38 @@ DAMAGED: list[tuple[Any, ...]] = [
     ("nodes", "id,t\n" + "".join(f"{i},t{i}\n" for i in range(1500)), "has more than 1,000 diff"),
     ("nodes", NODES, {"test": 0.2}, "--test 0.2: draws a split, and nodes.csv has one; leave it"),
     ("nodes", BARE, {"test": 0.2}, "--test 0.2: draws nodes that have a class, and nodes.csv has"),
+    ("nodes", NODES.replace("ape,warm", " ,warm"), "row 1 has no id; give it one"),
+    (
+        "nodes",
+        NODES.replace("17.5", "17,5".replace(",", ".5.")),
+        "has numbers, but also '17.5.5'; m",
+    ),
+    ("nodes", MANY, "has 40 different texts in 60 rows, each of which would be a feature; leave"),
+    ("nodes", NODES.replace("split", "train_mask"), "has train_mask, which would be features; mak"),
+    (
+        "nodes",
+        NODES,
+        {"numbers": "kg", "categories": "kg"},
+        "--numbers kg: is in --categories",
+    ),
+    ("edges", EDGES, {"edges": "rect.npz"}, "rect.npz: is 5 × 4, expected a row and a column for"),
+    ("edges", EDGES, {"edges": "bad.npz"}, "bad.npz: is no matrix of scipy"),
     ("edges", "a,b\n", "edges.csv: has the columns a, b, and no 'source'; name others with --sou"),
     ("edges", EDGES.replace("cod", "cat"), "row 2 names the node 'cat', which nodes.csv does not"),
-    ("edges", EDGES.replace("dog,2", "dog,two"), "a weight of the rows 1 to 4 is no number"),
-    ("edges", EDGES.replace("dog,2", "dog,-2"), "edge 1 has the weight -2.0, expected 1e-30 …"),
+    (
+        "edges",
+        EDGES.replace("dog,2", "dog,two"),
+        "the weight of row 2 is 'two', expected",
+    ),
+    (
+        "edges",
+        EDGES.replace("dog,2", "dog,-2"),
+        "the weight of row 2 is '-2', expected",
+    ),
     ("edges", EDGES, {"weight": "w"}, "and no 'w'; name another with --weight"),
     ("edges", EDGES, {"like": "g.npz"}, "--like g.npz: does not say how its features were made"),
     ("edges", EDGES, {"features": "x.npy"}, "x.npy: has 3 rows, but nodes.csv 5; give a row of"),
-    ("edges", EDGES, {"features": "x.npz"}, "is not a matrix of scipy in compressed rows"),
+    ("edges", EDGES, {"features": "x.npz"}, "is not a csr, csc or coo matrix of scipy; save it"),
 ]
 
 
@@ -335,6 +390,9 @@ def test_damaged_tables_are_one_sentence_each():
     np.savez("g.npz", x=np.eye(3), edge_src=[0], edge_dst=[1])
     np.savez("x.npz", x=np.eye(5))
     np.save("x.npy", np.eye(3))
+    sparse.save_npz("rect.npz", sparse.csr_array((5, 4)))
+    good = {"format": np.array(b"csr"), "shape": [5, 5], "data": [1.0], "indices": [9]}
+    np.savez("bad.npz", **good, indptr=[0, 1, 1, 1, 1, 1])
 
     def attempt(name, text, more=None):
         Path("nodes.csv").write_text(NODES)

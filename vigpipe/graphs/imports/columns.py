@@ -10,6 +10,8 @@ from vigpipe.files.names import escaped
 from vigpipe.graphs.choices import MOST_VALUES, Category, Number, as_numbers, is_missing
 
 Kind = Literal["number", "category"]
+_LEAST_DEVIATION = 1e-9  # times the mean: what is less is rounding
+_MANY_VALUES = 20  # of a category in a small table
 
 
 class ColumnFit:
@@ -37,7 +39,7 @@ class ColumnFit:
                     ) from error
                 self._could_be_numbers = False
         if self._values is not None:
-            self._values.update(texts)
+            self._values.update(map(str.strip, texts))
             if len(self._values) > MOST_VALUES + 1:
                 self._values = None
         self._rows += len(texts)
@@ -58,10 +60,35 @@ class ColumnFit:
         """Return the choice, once all rows were taken; InputError if there is none to make."""
         if self._could_be_numbers and (self._count or self._kind == "number"):
             deviation = (self._squares / max(1, self._count)) ** 0.5
-            return Number(self._name, self._mean, deviation or 1.0)
+            is_constant = deviation <= _LEAST_DEVIATION * abs(self._mean)
+            return Number(self._name, self._mean, 1.0 if is_constant else deviation)
+        advice = f"leave it out, --drop {escaped(self._name)}"
         if self._values is None:
             raise InputError(
                 f"{self._where}: has more than {MOST_VALUES:,} different texts, each of which "
-                f"would be a feature; leave it out, --drop {escaped(self._name)}"
+                f"would be a feature; {advice}"
             )
-        return Category(self._name, tuple(sorted(v for v in self._values if not is_missing(v))))
+        values = sorted(value for value in self._values if not is_missing(value))
+        if self._kind is None:
+            self._check_unforced(values, f"{advice}, or name it in --categories")
+        return Category(self._name, tuple(values))
+
+    def _check_unforced(self, values: Sequence[str], advice: str) -> None:
+        """Refuse texts that are hardly meant as categories."""
+        odd = [value for value in values if not _is_number(value)]
+        if len(values) > 2 * len(odd):
+            raise InputError(
+                f"{self._where}: has numbers, but also '{escaped(odd[0], 40)}'; mend it, {advice}"
+            )
+        if len(values) > max(_MANY_VALUES, self._rows / 2):
+            raise InputError(
+                f"{self._where}: has {len(values)} different texts in {self._rows} rows, each of "
+                f"which would be a feature; {advice}"
+            )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return bool(np.isfinite(float(text))) and "_" not in text
+    except ValueError:
+        return False

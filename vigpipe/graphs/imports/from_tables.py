@@ -12,10 +12,13 @@ import numpy as np
 
 from vigpipe.errors import InputError
 from vigpipe.files.names import are_numbers, escaped, first_few
-from vigpipe.graphs.choices import Choices
+from vigpipe.graphs.choices import Category, Choices, is_missing
+from vigpipe.graphs.formats.checked import LEAST_WEIGHT, MOST_WEIGHT
+from vigpipe.graphs.formats.graph_file import MASKS
 from vigpipe.graphs.graph import NO_CLASS, NO_SPLIT, TEST, TRAIN, UNKNOWN, VALIDATION
 from vigpipe.graphs.imports.columns import ColumnFit, Kind
 from vigpipe.graphs.imports.tables import Table, check_columns
+from vigpipe.messages import plural
 
 _SPLITS = {
     **dict.fromkeys(("train", "training", "0"), TRAIN),
@@ -23,6 +26,7 @@ _SPLITS = {
     **dict.fromkeys(("test", "testing", "2"), TEST),
     **dict.fromkeys(("", "none", "-1"), NO_SPLIT),
 }
+_MOST_NAMED = 30  # columns that an import tells of
 _HAS = {"1": 1, "true": 1, "0": 0, "false": 0, "": UNKNOWN, "-1": UNKNOWN}
 
 
@@ -79,7 +83,8 @@ class Nodes:
 
     def _read(self, fits: Mapping[str, ColumnFit]) -> None:
         names, columns = self._names, self._table.columns
-        has = [name for name in (names.id, *names.label, names.split) if name in columns]
+        wanted = dict.fromkeys((names.id, *names.label, names.split))
+        has = [name for name in wanted if name in columns and name not in names.drop]
         for chunk in self._table.chunks([*has, *fits]):
             texts = dict(zip((*has, *fits), chunk, strict=True))
             first = len(self.place_of)
@@ -97,14 +102,17 @@ class Nodes:
             has = (self._looked_up(texts, _HAS, "label", words, first) for texts in columns)
             self._labels += zip(*has, strict=True)
         for texts in columns if len(columns) == 1 else ():
-            self._labels += [self._texts.setdefault(text, len(self._texts)) for text in texts]
+            stripped = map(str.strip, texts)
+            self._labels += [self._texts.setdefault(text, len(self._texts)) for text in stripped]
 
     def __len__(self) -> int:
         return len(self.place_of)
 
     def _add_ids(self, ids: Sequence[str]) -> None:
-        for id_ in ids:
+        for id_ in map(str.strip, ids):
             place = len(self.place_of)
+            if not id_:
+                raise InputError(f"{self._table.where}: row {place + 1} has no id; give it one")
             if self.place_of.setdefault(id_, place) != place:
                 raise InputError(
                     f"{self._table.where}: two nodes have the id '{escaped(id_)}'; give each one "
@@ -114,7 +122,8 @@ class Nodes:
     def _looked_up(
         self, texts: Sequence[str], table: Mapping[str, int], what: str, expected: str, first: int
     ) -> list[int]:
-        found = [table.get(text.strip().lower()) for text in texts]
+        words = (text.strip().lower().removesuffix(".0") for text in texts)
+        found = [table.get("" if is_missing(word) else word) for word in words]
         if None in found:
             row = found.index(None)
             raise InputError(
@@ -135,17 +144,23 @@ class Nodes:
             classes = np.array(self._names.label)
             arrays |= {"y": np.array(self._labels, np.int8), "classes": classes}
         elif self._labels:
-            texts = [text for text in self._texts if text.strip()]
+            texts = [text for text in self._texts if not is_missing(text) and text != "-1"]
             sorted_texts = sorted(texts, key=int if all(map(_is_number, texts)) else str)
             number = {name: label for label, name in enumerate(sorted_texts)}
             of_texts = np.array([number.get(text, NO_CLASS) for text in self._texts])
             arrays["y"] = of_texts[np.array(self._labels)]
+            without = int((arrays["y"] == NO_CLASS).sum())
+            if without:
+                words = ", ".join(f"'{escaped(t, 20)}'" for t in self._texts if t not in number)
+                self.notes.append(
+                    f"{plural(without, 'node')} without a class: the label is {words}"
+                )
             if not are_numbers(sorted_texts):
                 arrays["classes"] = np.array(sorted_texts)
         return arrays
 
     def rows(self) -> Iterator[np.ndarray]:
-        """Yield the features, some rows at a time, and then note what cells were empty or new."""
+        """Yield the features, some rows at a time, and then note how they were made."""
         empty, new, first = Counter[str](), Counter[str](), 1
         for chunk in self._table.chunks(self.choices.names):
             encoded = self.choices.encode(chunk, self._table.where, first)
@@ -153,6 +168,11 @@ class Nodes:
             new.update(encoded.new)
             first += len(encoded.x)
             yield encoded.x
+        made = tuple(
+            f"{of.name} ({f'{of.width} values' if isinstance(of, Category) else 'number'})"
+            for of in self.choices.columns
+        )
+        self.notes.append(f"features: {first_few(made, _MOST_NAMED)}")
         for counts, what in (
             (
                 empty,
@@ -178,6 +198,15 @@ def _check_names(table: Table, names: Names) -> None:
     ):
         if is_needed:
             check_columns(table, columns, f"name the columns of {option} as they are there")
+    masks = [name for name in MASKS if name in table.columns and name not in names.drop]
+    if masks:
+        raise InputError(
+            f"{table.where}: has {', '.join(masks)}, which would be features; make one column "
+            f"'split' of them, of train, validation and test, or --drop {','.join(masks)}"
+        )
+    for name in names.numbers:
+        if name in names.categories:
+            raise InputError(f"--numbers {name}: is in --categories, too; name it in one of them")
 
 
 def read_edges(
@@ -194,7 +223,7 @@ def read_edges(
     done, number = 0, np.min_scalar_type(-max(1, len(place_of)))
     for chunk in table.chunks(wanted):
         for of_end, texts in zip(ends, chunk, strict=False):
-            places = np.array([place_of.get(text, -1) for text in texts], number)
+            places = np.array([place_of.get(text.strip(), -1) for text in texts], number)
             if (places < 0).any():
                 row = int((places < 0).argmax())
                 raise InputError(
@@ -217,13 +246,25 @@ def read_edges(
 
 def _weights(texts: Sequence[str], where: str, done: int) -> np.ndarray:
     try:
-        with np.errstate(over="ignore"):  # what does not fit is infinite, and refused
-            return np.array(texts, dtype=str).astype(np.float64).astype(np.float32)
-    except ValueError as error:
+        numbers = np.fromiter(map(float, texts), np.float64, len(texts))
+    except ValueError:
+        numbers = np.full(1, np.nan)
+    is_wrong = ~((numbers >= LEAST_WEIGHT) & (numbers <= MOST_WEIGHT))  # NaN is wrong too
+    if is_wrong.any():
+        in_range = map(_is_weight, texts)
+        row = next(row for row, is_right in enumerate(in_range) if not is_right)
         raise InputError(
-            f"{where}: a weight of the rows {done + 1} to {done + len(texts)} is no number "
-            f"({escaped(str(error))}); mend it"
-        ) from error
+            f"{where}: the weight of row {done + row + 1} is '{escaped(texts[row], 40)}', expected "
+            f"a number from {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}; mend it, or leave the edge out"
+        )
+    return numbers.astype(np.float32)
+
+
+def _is_weight(text: str) -> bool:
+    try:
+        return LEAST_WEIGHT <= float(text) <= MOST_WEIGHT
+    except ValueError:
+        return False
 
 
 def _is_number(text: str) -> bool:

@@ -15,7 +15,7 @@ import torch
 from vigpipe.config.typed import shown
 from vigpipe.errors import InputError
 from vigpipe.files.names import escaped, first_few
-from vigpipe.graphs.choices import COLUMNS
+from vigpipe.graphs.choices import COLUMNS, Choices
 from vigpipe.graphs.formats.graph_file import EDGES, KNOWN, graph_of, in_our_names
 from vigpipe.graphs.imports.from_tables import Names, Nodes
 from vigpipe.graphs.imports.tables import Rows
@@ -25,30 +25,36 @@ _FACTS_OF_DATA = ("num_nodes", "batch", "ptr")  # of torch-geometric, which say 
 
 
 @contextmanager
-def graph_file_of(found: Any, where: str, *, trains: bool) -> Iterator[Path]:
+def graph_file_of(
+    found: Any, where: str, *, trains: bool, like: Choices | None = None
+) -> Iterator[Path]:
     """Yield a graph file of an object, which goes afterwards; the errors begin with `where`.
 
-    InputError if it is no graph, or none to train on if it is to be.
+    InputError if it is no graph, or none to train on if it is to be. `like` are the choices for the
+    attributes of NetworkX's nodes, which by default are made for these.
     """
     if not is_graph(found):
         raise InputError(
             f"{where}={shown(found)}: must be text, a path, torch-geometric's Data, a NetworkX "
             "graph, or a table of arrays as in a graph file"
         )
-    arrays = in_our_names(arrays_of(found, where), where)
+    arrays = in_our_names(arrays_of(found, where, like), where)
     missing = [name for name in (*EDGES, *(("y", "split") if trains else ())) if name not in arrays]
     if missing:
         raise InputError(
             f"{where}: has {', '.join(arrays) or 'nothing'}, but lacks {', '.join(missing)}"
-            f"{', or masks' * ('split' in missing)}; add what is missing"
+            f"{', or masks, as RandomNodeSplit makes them' * ('split' in missing)}; add what lacks"
         )
-    labels = arrays.get("y")
-    several = labels is not None and labels.ndim == 2
-    graph_of(arrays, where, multi_label=several, trains=trains)
+    graph_of(arrays, where, multi_label=has_several(arrays.get("y")), trains=trains)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "graph.npz"
         write_graph_file(path, arrays, lambda _: None)
         yield path
+
+
+def has_several(labels: np.ndarray | None) -> bool:
+    """Whether labels may say several classes of a node."""
+    return labels is not None and labels.ndim == 2 and labels.shape[1] > 1
 
 
 def is_graph(found: object) -> bool:
@@ -56,15 +62,16 @@ def is_graph(found: object) -> bool:
     return isinstance(found, Mapping) or _is_data(found) or _is_networkx(found)
 
 
-def arrays_of(found: Any, where: str) -> dict[str, np.ndarray]:
+def arrays_of(found: Any, where: str, like: Choices | None = None) -> dict[str, np.ndarray]:
     """Return the arrays of a graph file; InputError if there are others.
 
     Args:
         found: torch-geometric's `Data`, a NetworkX graph, or arrays by the names of a graph file.
         where: what messages begin with.
+        like: choices for the attributes of NetworkX's nodes; None to make them.
     """
     if _is_networkx(found):
-        return _of_networkx(found, where)
+        return _of_networkx(found, where, like)
     table = found.to_dict() if _is_data(found) else dict(found)
     table = {
         name: value
@@ -108,7 +115,7 @@ def _is_networkx(found: object) -> bool:
     return all(hasattr(found, name) for name in ("is_directed", "nodes", "edges", "adj"))
 
 
-def _of_networkx(found: Any, where: str) -> dict[str, np.ndarray]:
+def _of_networkx(found: Any, where: str, like: Choices | None) -> dict[str, np.ndarray]:
     """Read a graph whose nodes have attributes: x, or columns as in a table of nodes."""
     nodes = {node: number for number, node in enumerate(found.nodes)}
     facts = [found.nodes[node] for node in nodes]
@@ -118,9 +125,15 @@ def _of_networkx(found: Any, where: str) -> dict[str, np.ndarray]:
         if column in texts:
             raise InputError(f"{where}: its nodes have two attributes '{column}'; leave one out")
         values = (of_node.get(name) for of_node in facts)
-        texts[column] = ["" if value is None else str(value) for value in values]
+        texts[column] = ["" if name == "x" else _cell(v, column, where) for v in values]
     has_x = texts.pop("x", None) is not None
-    table = Nodes(Rows(where, texts), Names(), None)
+    bare = [number for number, of_node in enumerate(facts) if not of_node]
+    if bare and len(bare) < len(facts):
+        raise InputError(
+            f"{where}: node '{escaped(texts['id'][bare[0]])}' has no attributes, and others have; "
+            "give it some, or remove it"
+        )
+    table = Nodes(Rows(where, texts), Names(), None if has_x else like)
     arrays = table.arrays()
     if not has_x and not table.choices.width:
         raise InputError(
@@ -137,6 +150,18 @@ def _of_networkx(found: Any, where: str) -> dict[str, np.ndarray]:
         arrays["x"] = np.concatenate([*table.rows()])
         arrays[COLUMNS] = np.array([table.choices.as_text()])
     return arrays | _edges_of_networkx(found, nodes, where)
+
+
+def _cell(value: Any, name: str, where: str) -> str:
+    """Write an attribute as a cell of a table; InputError if it is neither a number nor text."""
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic) and value.ndim == 0:
+        value = value.item()
+    if value is not None and not isinstance(value, str | int | float):
+        raise InputError(
+            f"{where}: the attribute '{escaped(name)}' of a node is a {type(value).__name__}, "
+            "expected a number or text; give vectors as x"
+        )
+    return "" if value is None else str(value)
 
 
 def _edges_of_networkx(found: Any, nodes: Mapping[Any, int], where: str) -> dict[str, np.ndarray]:

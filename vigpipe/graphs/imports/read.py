@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.sparse import csr_array
+from scipy.sparse import coo_array, csc_array, csr_array
 
 from vigpipe.config.verbs import ImportConfig
 from vigpipe.errors import InputError
+from vigpipe.files.names import escaped
 from vigpipe.files.npy import names_in, read_npy, read_npz
 from vigpipe.files.weights_metadata import read_metadata
 from vigpipe.graphs.choices import COLUMNS, Choices
@@ -17,7 +18,7 @@ from vigpipe.graphs.formats import graphsaint, ogb
 from vigpipe.graphs.formats.graph_file import EDGES, graph_of, in_our_names, read_arrays
 from vigpipe.graphs.graph import NO_SPLIT, TEST, TRAIN, VALIDATION, Graph, are_labelled
 from vigpipe.graphs.imports.from_tables import Names, Nodes, read_edges
-from vigpipe.graphs.imports.objects import arrays_of
+from vigpipe.graphs.imports.objects import arrays_of, has_several
 from vigpipe.graphs.imports.saved_data import read_saved_data
 from vigpipe.graphs.imports.tables import open_table
 from vigpipe.graphs.imports.write import write_graph_file
@@ -33,6 +34,10 @@ class Imported:
     nodes: Nodes | None = None  # whose features are made while they are written
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def has_split(self) -> bool:
+        return "split" in self.arrays
+
     def write(self, out: Path) -> Graph:
         """Write a graph file, and return what it holds; InputError if that is no graph."""
         arrays, rows = dict(self.arrays), None
@@ -44,7 +49,7 @@ class Imported:
 
         def check(partial: Path) -> Graph:
             found = read_arrays(partial, trains=bool(trains))
-            several = found["y"].ndim == 2 if "y" in found else False
+            several = has_several(found.get("y"))
             return graph_of(found, self.where, multi_label=several, trains=bool(trains))
 
         graph = write_graph_file(out, arrays, check, rows)
@@ -110,12 +115,14 @@ def _of_tables(config: ImportConfig) -> Imported:
             "name a file of --features"
         )
     if config.edges.suffix == ".npz":
-        edges, weights = _matrix(config.edges)
+        num = len(nodes) if nodes is not None else len(_numbers(None, arrays))
+        edges, weights = _matrix(config.edges, num)
         arrays |= dict(zip(EDGES, edges, strict=True))
         arrays |= {} if weights is None else {"edge_weight": weights}
     else:
         numbers = _numbers(nodes, arrays)
-        read, of_edges = read_edges(open_table(config.edges), names, numbers, str(config.nodes))
+        of_nodes = str(config.nodes or config.features)
+        read, of_edges = read_edges(open_table(config.edges), names, numbers, of_nodes)
         arrays |= read
         notes += of_edges
     made_of = nodes if config.features is None else None
@@ -186,34 +193,57 @@ def _rows_of(rows: csr_array) -> dict[str, np.ndarray]:
     }
 
 
-def _matrix(path: Path) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray | None]:
-    _check_rows(path)
-    return graphsaint.read_matrix(path)
+def _matrix(path: Path, num_nodes: int) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray | None]:
+    """Return the edges of a matrix, from its rows to its columns, and weights if not all are 1."""
+    rows = _scipy(path)
+    shape: Any = rows.shape
+    if shape != (num_nodes, num_nodes):
+        raise InputError(
+            f"{path}: is {shape[0]} × {shape[1]}, expected a row and a column for each of the "
+            f"{num_nodes} nodes, in their order"
+        )
+    sources = np.repeat(np.arange(num_nodes), np.diff(rows.indptr))
+    return (sources, rows.indices), None if (rows.data == 1).all() else rows.data
 
 
 def _features(path: Path) -> dict[str, np.ndarray]:
-    if path.suffix == ".npy":
-        x = read_npy(path, mapped=True)
-        if x.ndim != 2:
-            raise InputError(
-                f"{path}: has the shape {x.shape}, expected (n, d), a row for each node"
-            )
-        return {"x": x}
-    _check_rows(path)
-    arrays = read_npz(path, ("indptr", "indices", "data", "shape"))
-    return {f"x_{name}": array for name, array in arrays.items()}
+    if path.suffix != ".npy":
+        return _rows_of(_scipy(path))
+    x = read_npy(path, mapped=True)
+    if x.ndim != 2:
+        raise InputError(f"{path}: has the shape {x.shape}, expected (n, d), a row for each node")
+    return {"x": x}
 
 
-def _check_rows(path: Path) -> None:
-    """Raise InputError if this is not a matrix of scipy in compressed rows."""
+_ARRAYS = {b"csr": ("indices", "indptr"), b"csc": ("indices", "indptr"), b"coo": ("row", "col")}
+
+
+def _scipy(path: Path) -> csr_array:
+    """Read a matrix of scipy.sparse.save_npz; numbers of one place are added, zeros left out."""
     has = names_in(path) if path.suffix == ".npz" else []
-    found = read_npz(path, ("format",))["format"] if "format" in has else np.array("")
-    text = found.item().decode("latin1") if found.dtype.kind == "S" and found.size == 1 else found
-    if str(text) != "csr":
+    kind = read_npz(path, ("format",))["format"].tobytes() if "format" in has else b""
+    if kind not in _ARRAYS:
         raise InputError(
-            f"{path}: is not a matrix of scipy in compressed rows; save it with "
+            f"{path}: is not a csr, csc or coo matrix of scipy; save it with "
             "scipy.sparse.save_npz(path, matrix.tocsr())"
         )
+    arrays = read_npz(path, ("data", "shape", *_ARRAYS[kind]))
+    data, shape = arrays["data"], tuple(arrays["shape"].tolist())
+    first, second = (arrays[name] for name in _ARRAYS[kind])
+    try:
+        if kind == b"coo":
+            rows = csr_array(coo_array((data, (first, second)), shape))
+        else:
+            made = (csr_array if kind == b"csr" else csc_array)((data, first, second), shape)
+            made.check_format(full_check=True)
+            rows = csr_array(made)
+    except (ValueError, TypeError, IndexError) as error:
+        raise InputError(
+            f"{path}: is no matrix of scipy ({escaped(str(error))}); save it again"
+        ) from error
+    rows.sum_duplicates()
+    rows.eliminate_zeros()
+    return rows
 
 
 def _choices_of(path: Path) -> Choices:
@@ -236,8 +266,11 @@ def _drawn(labels: np.ndarray, config: ImportConfig, where: str) -> np.ndarray:
     is_known = are_labelled(_comparable(labels))
     nodes = np.flatnonzero(is_known)
     of_nodes = np.zeros(len(nodes), np.int64)
-    if config.stratified and labels.ndim == 1:
-        of_nodes = np.unique(labels[nodes], return_inverse=True)[1]
+    if config.stratified and not has_several(labels):
+        of_nodes = np.unique(labels[nodes], return_inverse=True)[1].ravel()
+    elif config.stratified and (_comparable(labels) >= 0).all():
+        several = labels[nodes] == 1
+        of_nodes = several.argmax(1) if (several.sum(1) == 1).all() else of_nodes
     split = np.full(len(labels), NO_SPLIT, np.int8)
     split[nodes] = TRAIN
     for part, share in ((TEST, config.test), (VALIDATION, config.validation)):

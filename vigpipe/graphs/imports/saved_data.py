@@ -4,6 +4,7 @@ Unpickling calls what a file names. Here every name of torch-geometric that such
 for a class that only keeps what it is given; torch's reader refuses any other name.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,9 +28,14 @@ class _Kept:
         self.state = state
 
 
+def _table(*_: object) -> dict[Any, Any]:
+    """Stand for a defaultdict, without its factory."""
+    return {}
+
+
 _NAMES = (
     *("data.Data", "data.DataEdgeAttr", "data.DataTensorAttr"),
-    *("storage.GlobalStorage", "storage.BaseStorage"),
+    *("storage.GlobalStorage", "storage.BaseStorage", "storage.AttrType"),
 )
 
 
@@ -40,13 +46,18 @@ def read_saved_data(path: Path) -> dict[str, Any]:
     """
     opened(path).close()
     known: list[Any] = [(_Kept, f"torch_geometric.data.{name}") for name in _NAMES]
+    known += [(_table, "collections.defaultdict"), (_Kept, "builtins.set")]
     try:
         with _no_others():
             found = read_torch_zip(path, known)
     except Exception as error:  # damaged bytes make the readers raise almost anything
+        named = re.search(r"GLOBAL (\S+)", str(error))
+        why = f"it needs {named[1]}" if named else type(error).__name__
+        if not named and isinstance(error, ValueError):
+            why = str(error)
         raise InputError(
-            f"{path}: cannot be read as a saved Data ({escaped(str(error).splitlines()[0], 120)}); "
-            "save it with torch.save(data, path), or its arrays with np.savez"
+            f"{path}: cannot be read as a saved Data ({escaped(why, 120)}); save one with "
+            "torch.save(data, path), or its arrays with np.savez"
         ) from error
     if isinstance(found, tuple | list) and found:  # (data.to_dict(), slices, its class)
         if len(found) > 1 and isinstance(found[1], dict) and found[1]:

@@ -66,7 +66,7 @@ class _Csv(Table):
     def __init__(self, path: Path) -> None:
         self.where, self._path = str(path), path
         with self._rows() as rows:
-            self.columns = tuple(next(rows, ()))
+            self.columns = tuple(name.strip() for name in next(filter(None, rows), ()))
 
     @contextmanager
     def _rows(self) -> Iterator[Iterator[list[str]]]:
@@ -85,7 +85,7 @@ class _Csv(Table):
     def chunks(self, names: Sequence[str]) -> Iterator[Chunk]:
         places, width, done = [self.columns.index(name) for name in names], len(self.columns), 0
         with self._rows() as reader:
-            next(reader, None)
+            next(filter(None, reader), None)
             while some := list(islice(reader, max(1, _AT_ONCE // width))):
                 rows = [row for row in some if row]  # without empty lines
                 for number, row in enumerate(rows, done + 1):
