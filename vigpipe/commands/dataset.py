@@ -57,6 +57,13 @@ def check_import(config: ImportConfig) -> None:
             "--nodes: is missing beside --edges; name a table with a row for each node, or a file "
             "of --features"
         )
+    of_columns = given(config, ("like", "numbers", "categories", "drop"), ImportConfig)
+    if config.features is not None and of_columns:
+        name, value = next(iter(of_columns.items()))
+        raise InputError(
+            f"{as_given(name, value)}: is for columns that become features, and --features takes "
+            "their place; leave one of the two out"
+        )
     made_again = given(config, ("numbers", "categories"), ImportConfig)
     if config.like is not None and made_again:
         name, value = next(iter(made_again.items()))
@@ -64,8 +71,6 @@ def check_import(config: ImportConfig) -> None:
             f"{as_given(name, value)}: is a choice, and --like {config.like} has made all; leave "
             "one of the two out"
         )
-    if config.like is not None and config.nodes is None:
-        raise InputError(f"--like {config.like}: is for the columns of --nodes; name them, too")
     if config.validation and not config.test:
         raise InputError(
             f"--validation {config.validation}: is drawn with the test nodes, where there is no "

@@ -103,10 +103,10 @@ def _of_tables(config: ImportConfig) -> Imported:
         arrays |= nodes.arrays()
     if config.features is not None:
         arrays |= _features(config.features)
-        nodes_in = len(arrays["x_indptr"]) - 1 if "x_indptr" in arrays else len(arrays["x"])
-        if nodes is not None and len(nodes) != nodes_in:
+        num_rows = _num_rows(arrays)
+        if nodes is not None and len(nodes) != num_rows:
             raise InputError(
-                f"{config.features}: has {nodes_in:,} rows, but {config.nodes} {len(nodes):,}; "
+                f"{config.features}: has {num_rows:,} rows, but {config.nodes} {len(nodes):,}; "
                 "give a row of features for each node, in the same order"
             )
     elif nodes is not None and not nodes.choices.width:
@@ -115,26 +115,22 @@ def _of_tables(config: ImportConfig) -> Imported:
             "name a file of --features"
         )
     if config.edges.suffix == ".npz":
-        num = len(nodes) if nodes is not None else len(_numbers(None, arrays))
-        edges, weights = _matrix(config.edges, num)
+        edges, weights = _matrix(config.edges, len(nodes) if nodes else _num_rows(arrays))
         arrays |= dict(zip(EDGES, edges, strict=True))
         arrays |= {} if weights is None else {"edge_weight": weights}
     else:
-        numbers = _numbers(nodes, arrays)
+        place_of = nodes.place_of if nodes else {str(i): i for i in range(_num_rows(arrays))}
         of_nodes = str(config.nodes or config.features)
-        read, of_edges = read_edges(open_table(config.edges), names, numbers, of_nodes)
+        read, of_edges = read_edges(open_table(config.edges), names, place_of, of_nodes)
         arrays |= read
         notes += of_edges
     made_of = nodes if config.features is None else None
     return Imported(str(config.nodes or config.features), arrays, made_of, notes)
 
 
-def _numbers(nodes: Nodes | None, arrays: dict[str, np.ndarray]) -> dict[str, int]:
-    """Return the number of each node by its id."""
-    if nodes is not None:
-        return nodes.place_of
-    num = len(arrays["x_indptr"]) - 1 if "x_indptr" in arrays else len(arrays["x"])
-    return {str(node): node for node in range(num)}
+def _num_rows(arrays: dict[str, np.ndarray]) -> int:
+    """Return how many nodes have features."""
+    return len(arrays["x_indptr"]) - 1 if "x_indptr" in arrays else len(arrays["x"])
 
 
 def _names(config: ImportConfig) -> Names:
