@@ -1,9 +1,12 @@
 """Classes of data are matched with a model's by their names, also where these are numbers."""
 
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 from tests.refusals import check_refusals
 from vigpipe.inference.classes import match_classes
+from vigpipe.inference.labelled import _labels_of
 
 
 def matched(ours, theirs, num=None, **options):
@@ -33,3 +36,14 @@ def test_other_classes_are_refused():
         ("ab", "012", words),
     ]
     check_refusals(rows, partial(matched))
+
+
+def test_a_thousand_classes_without_names_are_those_of_imagenets_folders():
+    names = tuple(map(str, range(1000)))
+    facts: dict[str, Any] = {"class_names": (), "num_classes": 1000, "names": lambda: names}
+    rest: Any = SimpleNamespace(**facts), SimpleNamespace(data="d", weights="w")
+    found = _labels_of(["n01443537", "n01440764"], *rest)
+    assert (found.labels.tolist(), found.names, found.notes) == ([1, 0], names, ())
+    other = [f"word {number}" for number in range(1000)]  # as many, but which is which?
+    words = "1,000 classes .*, which the model in w does not know: its classes are n01440764"
+    check_refusals([(other, words)], lambda ours: _labels_of(ours, *rest))

@@ -56,8 +56,8 @@ class Choices:
         return tuple(column.name for column in self.columns)
 
     def as_text(self) -> str:
-        """Write them as JSON, which `parse` reads."""
-        return json.dumps([asdict(column) for column in self.columns], ensure_ascii=False)
+        """Write them as JSON, in ASCII, which `parse` reads."""
+        return json.dumps([asdict(column) for column in self.columns])
 
     @classmethod
     def parse(cls, text: str, where: str) -> "Choices":
@@ -85,7 +85,9 @@ class Choices:
         ends = accumulate((column.width for column in self.columns), initial=0)
         for column, of_rows, place in zip(self.columns, texts, ends, strict=False):
             if isinstance(column, Number):
-                numbers = as_numbers(of_rows, f"{where}: column '{column.name}'", first)
+                numbers = checked_numbers(
+                    of_rows, f"{where}: column '{escaped(column.name)}'", first
+                )
                 missing = np.isnan(numbers)
                 x[:, place] = np.where(missing, 0, (numbers - column.mean) / column.deviation)
             else:
@@ -132,6 +134,18 @@ def as_numbers(texts: Sequence[str], where: str, first: int) -> np.ndarray:
         row = first + int(np.isinf(numbers).argmax())
         raise InputError(f"{where}: is infinite in row {row}; expected a finite number")
     return numbers
+
+
+def checked_numbers(texts: Sequence[str], where: str, first: int) -> np.ndarray:
+    """Read numbers as `as_numbers` does, of a column that has to be one of numbers."""
+    try:
+        return as_numbers(texts, where, first)
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(
+            f"{where}: is not of numbers ({escaped(str(error), 80)}), as it is to be; mend it"
+        ) from error
 
 
 def differing(ours: Choices, theirs: Choices) -> Iterator[str]:

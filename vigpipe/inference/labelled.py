@@ -78,17 +78,14 @@ def _labels_of(
     ours: Sequence[str], description: ModelDescription, config: EvaluateConfig
 ) -> Matched:
     """Match the classes, also of folders that are called as those of ImageNet."""
-    theirs = description.class_names
-    if not theirs and description.num_classes == NUM_IMAGENET_CLASSES:
+    theirs, num_classes = description.class_names, description.num_classes
+    is_imagenet = not theirs and num_classes == NUM_IMAGENET_CLASSES
+    if is_imagenet:
         from timm.data.imagenet_info import ImageNetInfo
 
-        folders = tuple(ImageNetInfo().label_names())  # n01440764 and so on, as its folders
-        if set(ours) <= set(folders):
-            labels = np.array([folders.index(name) for name in ours])
-            return Matched(labels, description.names())
-    return match_classes(
-        ours, theirs, description.num_classes, f"--data {config.data}", str(config.weights)
-    )
+        theirs = tuple(ImageNetInfo().label_names())  # n01440764 and so on, as its folders
+    matched = match_classes(ours, theirs, num_classes, f"--data {config.data}", str(config.weights))
+    return matched._replace(names=description.names()) if is_imagenet else matched
 
 
 def _of_channels(

@@ -23,6 +23,7 @@ from tests.refusals import check_refusals
 from vigpipe.checkpoint.weights_file import save_weights
 from vigpipe.commands.dataset import check_import, import_dataset
 from vigpipe.config.verbs import ImportConfig
+from vigpipe.errors import InputError
 from vigpipe.graphs.choices import Choices
 from vigpipe.graphs.formats import graphsaint, ogb
 from vigpipe.graphs.formats.graph_file import graph_of, read
@@ -136,6 +137,8 @@ def test_a_node_may_have_several_classes():
     assert graph.labels.tolist() == [[1, 0], [-1, 1], [0, 1], [-1, -1]]
     assert graph.class_names == ("a", "b")
     assert graph.node_names is None
+    with pytest.raises(InputError, match=r"class 0 \('0'\) has no training nodes"):
+        imported(**TABLES, label="a,b", drop="b")  # one column is one class a node
 
 
 def test_cells_as_other_programs_write_them():
@@ -367,6 +370,13 @@ DAMAGED: list[tuple[Any, ...]] = [
     ),
     ("edges", EDGES, {"edges": "rect.npz"}, "rect.npz: is 5 × 4, expected a row and a column for"),
     ("edges", EDGES, {"edges": "bad.npz"}, "bad.npz: is no matrix of scipy"),
+    (
+        "nodes",
+        NODES.replace("40", "4O"),
+        {"like": "like.npz"},
+        "column 'kg': is not of num.*4O",
+    ),
+    ("nodes", NODES, {"drop": "id"}, "--drop id: has the ids of the nodes, which are needed"),
     ("edges", "a,b\n", "edges.csv: has the columns a, b, and no 'source'; name others with --sou"),
     ("edges", EDGES.replace("cod", "cat"), "row 2 names the node 'cat', which nodes.csv does not"),
     (
@@ -390,6 +400,7 @@ def test_damaged_tables_are_one_sentence_each():
     np.savez("g.npz", x=np.eye(3), edge_src=[0], edge_dst=[1])
     np.savez("x.npz", x=np.eye(5))
     np.save("x.npy", np.eye(3))
+    imported("like.npz", **TABLES)
     sparse.save_npz("rect.npz", sparse.csr_array((5, 4)))
     good = {"format": np.array(b"csr"), "shape": [5, 5], "data": [1.0], "indices": [9]}
     np.savez("bad.npz", **good, indptr=[0, 1, 1, 1, 1, 1])
@@ -473,5 +484,5 @@ def test_choices_that_nobody_has_written_are_refused():
     ):
         words = "w: its columns are not what an import writes"
         check_refusals([(text, words)], lambda text: Choices.parse(text, "w"))
-    choices = Choices.parse(json.dumps([good, {"name": "c", "values": ["é", "b"]}]), "w")
+    choices = Choices.parse(json.dumps([good, {"name": "c", "values": ["é\u2028", "b"]}]), "w")
     assert Choices.parse(choices.as_text(), "w") == choices

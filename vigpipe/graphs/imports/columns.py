@@ -7,7 +7,14 @@ import numpy as np
 
 from vigpipe.errors import InputError
 from vigpipe.files.names import escaped
-from vigpipe.graphs.choices import MOST_VALUES, Category, Number, as_numbers, is_missing
+from vigpipe.graphs.choices import (
+    MOST_VALUES,
+    Category,
+    Number,
+    as_numbers,
+    checked_numbers,
+    is_missing,
+)
 
 Kind = Literal["number", "category"]
 _LEAST_DEVIATION = 1e-9  # times the mean: what is less is rounding
@@ -26,17 +33,14 @@ class ColumnFit:
 
     def add(self, texts: Sequence[str]) -> None:
         """Take the texts of the next rows."""
-        if self._could_be_numbers:
+        if self._kind == "number":
+            self._add_numbers(checked_numbers(texts, self._where, 1 + self._rows))
+        elif self._could_be_numbers:
             try:
                 self._add_numbers(as_numbers(texts, self._where, 1 + self._rows))
             except InputError:
                 raise
-            except ValueError as error:
-                if self._kind == "number":
-                    raise InputError(
-                        f"{self._where}: is not of numbers ({escaped(str(error))}); mend it, or "
-                        "leave it out of --numbers"
-                    ) from error
+            except ValueError:
                 self._could_be_numbers = False
         if self._values is not None:
             self._values.update(map(str.strip, texts))

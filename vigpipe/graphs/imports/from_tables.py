@@ -24,7 +24,7 @@ _SPLITS = {
     **dict.fromkeys(("train", "training", "0"), TRAIN),
     **dict.fromkeys(("val", "valid", "validation", "dev", "1"), VALIDATION),
     **dict.fromkeys(("test", "testing", "2"), TEST),
-    **dict.fromkeys(("", "none", "-1"), NO_SPLIT),
+    **dict.fromkeys(("", "-1"), NO_SPLIT),
 }
 _MOST_NAMED = 30  # columns that an import tells of
 _HAS = {"1": 1, "true": 1, "0": 0, "false": 0, "": UNKNOWN, "-1": UNKNOWN}
@@ -55,6 +55,8 @@ class Nodes:
         self._texts: dict[str, int] = {}  # the classes as they come, from 0
         self._split: list[int] = []
         _check_names(table, names)
+        # The columns of labels that are there, and not left out.
+        self._label = [n for n in names.label if n in table.columns and n not in names.drop]
         fits = self._fits() if like is None else self._left_out(like)
         self._read(fits)
         if not self.place_of:
@@ -83,13 +85,13 @@ class Nodes:
 
     def _read(self, fits: Mapping[str, ColumnFit]) -> None:
         names, columns = self._names, self._table.columns
-        wanted = dict.fromkeys((names.id, *names.label, names.split))
+        wanted = dict.fromkeys((names.id, *self._label, names.split))
         has = [name for name in wanted if name in columns and name not in names.drop]
         for chunk in self._table.chunks([*has, *fits]):
             texts = dict(zip((*has, *fits), chunk, strict=True))
             first = len(self.place_of)
             self._add_ids(texts[names.id])
-            self._add_labels([texts[name] for name in names.label if name in texts], first)
+            self._add_labels([texts[name] for name in self._label], first)
             if names.split in texts:
                 words = "train, validation, test or nothing"
                 self._split += self._looked_up(texts[names.split], _SPLITS, "split", words, first)
@@ -140,12 +142,12 @@ class Nodes:
             arrays["names"] = np.array(ids)
         if self._split:
             arrays["split"] = np.array(self._split, np.int8)
-        if self._labels and len(self._names.label) > 1:
-            classes = np.array(self._names.label)
+        if self._labels and len(self._label) > 1:
+            classes = np.array(self._label)
             arrays |= {"y": np.array(self._labels, np.int8), "classes": classes}
         elif self._labels:
             texts = [text for text in self._texts if not is_missing(text) and text != "-1"]
-            sorted_texts = sorted(texts, key=int if all(map(_is_number, texts)) else str)
+            sorted_texts = sorted(texts, key=int if all(map(_is_whole, texts)) else str)
             number = {name: label for label, name in enumerate(sorted_texts)}
             of_texts = np.array([number.get(text, NO_CLASS) for text in self._texts])
             arrays["y"] = of_texts[np.array(self._labels)]
@@ -198,6 +200,8 @@ def _check_names(table: Table, names: Names) -> None:
     ):
         if is_needed:
             check_columns(table, columns, f"name the columns of {option} as they are there")
+    if names.id in names.drop:
+        raise InputError(f"--drop {names.id}: has the ids of the nodes, which are needed; keep it")
     masks = [name for name in MASKS if name in table.columns and name not in names.drop]
     if masks:
         raise InputError(
@@ -267,5 +271,5 @@ def _is_weight(text: str) -> bool:
         return False
 
 
-def _is_number(text: str) -> bool:
+def _is_whole(text: str) -> bool:
     return text.isdecimal() and str(int(text)) == text
