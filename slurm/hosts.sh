@@ -1,44 +1,67 @@
 #!/usr/bin/env bash
 # slurm/hosts.sh - several hosts on one Linux machine, each with an address and a name of its own.
 #
-# For trying vigpipe over a network without a cluster, and for tests/slurm/test_hosts.py. A host is
-# a process with namespaces of its own (network, name, mounts, process ids); its only interfaces are
-# lo and eth0, and as on every Debian its own name means 127.0.1.1 on itself. Files are shared.
+# For trying vigpipe over a network without a cluster, and for tests/hosts. A host is a process with
+# namespaces of its own (network, name, mounts, process ids); its only interfaces are lo and eth0,
+# which leads to a switch between the hosts, and as on every Debian its own name means 127.0.1.1 on
+# itself. Files are shared.
 #
-#   slurm/hosts.sh start N        host1 ... hostN, 10.213.0.1 ... 10.213.0.N
+#   slurm/hosts.sh start N        host1 ... hostN, 10.213.0.1 ... and fd00:213::1 ...
+#       --rate 100mbit            what a host can send
+#       --delay 10ms              how much later what a host sends arrives
+#       --ipv6                    addresses and names of IPv6 alone
+#       --no-names                no host's name has an address, not even its own
+#       --until PID               stop when that process ends
 #   slurm/hosts.sh run HOST CMD   run a command on a host, in the current folder, and return its code
+#   slurm/hosts.sh down|up HOST   take its interface down; up again
+#   slurm/hosts.sh cut A B        drop what A sends to B; for both directions, cut B A as well
+#   slurm/hosts.sh mend A B       let it through again
+#   slurm/hosts.sh allow HOST PORTS   drop what others send to other TCP ports (22,29500-29510 or all)
+#   slurm/hosts.sh freeze HOST    stop all its processes and what it sends and gets; thaw HOST
 #   slurm/hosts.sh stop           end the hosts, and all that runs on them
 #
-# It needs root and Debian's iproute2 and util-linux. Nothing of this machine's own network changes.
+# It needs root and Debian's iproute2 and util-linux, and for cut, allow and freeze nftables. Where
+# the kernel has no netem, packets are delayed by slurm/relay.py. Nothing of this machine's own
+# network changes, and if the first of its processes is killed, all others end.
 #
 # Settings (environment):
 #   VIGPIPE_HOSTS_DIR   where the hosts' process ids are; only root can write there   [/run/vigpipe-hosts]
 set -euo pipefail
 
 DIR=${VIGPIPE_HOSTS_DIR:-/run/vigpipe-hosts}
-NET=10.213.0
+HERE=$(cd "$(dirname "$0")" && pwd)
+V4=10.213.0. V6=fd00:213::
 PATH=$PATH:/usr/sbin:/sbin
 
 die() { printf 'slurm/hosts.sh: %s\n' "$*" >&2; exit 2; }
 
 # started PID: when a process began, by which a recycled id is told apart.
 started() { sed 's/.*) //' "/proc/$1/stat" 2>/dev/null | awk '$1 != "Z" { print $20 }'; }
-# pid_of NAME: the process id of a host, or of the switch between them, if it runs.
+# pid_of NAME: the process id of a host, of the switch between them, or of their keeper, if it runs.
 pid_of() {
     local pid when
     { read -r pid when <"$DIR/$1"; } 2>/dev/null || return 1
     [[ $pid =~ ^[0-9]+$ && $when && $(started "$pid") = "$when" ]] || return 1
     echo "$pid"
 }
+host() {  # host NAME: its process id
+    [[ $1 = host* ]] && pid_of "$1" ||
+        die "no such host: '$1' (have: $(cd "$DIR" 2>/dev/null && ls -d host* 2>/dev/null | xargs))"
+}
+on() {  # on HOST CMD: in its network
+    local pid
+    pid=$(host "$1")
+    shift
+    nsenter -t "$pid" --net "$@"
+}
 
-# spawn NAME OPTIONS: start a process that holds namespaces, and note it.
+# spawn NAME OPTIONS: start a process that holds namespaces, and note it; it ends with this one.
 spawn() {
     local name=$1 pid child='' i
     shift
-    unshare --net --fork --kill-child "$@" sleep infinity </dev/null >/dev/null 2>&1 &
+    setpriv --pdeathsig KILL unshare --net --fork --kill-child "$@" sleep infinity </dev/null >/dev/null 2>&1 &
     pid=$!
-    disown
-    for ((i = 0; i < 100; i++)); do
+    for ((i = 0; i < 200; i++)); do
         child=$(cat "/proc/$pid/task/$pid/children" 2>/dev/null | tr -d ' ') || true
         [ -z "$child" ] || [ "$(cat "/proc/$child/comm" 2>/dev/null)" != sleep ] || break
         kill -0 "$pid" 2>/dev/null || die "this machine allows no namespaces: unshare $* has failed"
@@ -48,57 +71,194 @@ spawn() {
     echo "$child $(started "$child")" >"$DIR/$name"
 }
 
-start() {
-    local count=$1 i j pid switch
-    [[ $count =~ ^[1-9][0-9]?$ ]] || die "start $count: expected a number of hosts from 1 to 99"
-    [ "$(id -u)" = 0 ] || die "start: needs root, for namespaces of networks"
-    command -v ip >/dev/null || die "ip is missing: install Debian's iproute2"
-    mkdir -m 700 "$DIR" 2>/dev/null || [ -O "$DIR" ] || die "$DIR: belongs to somebody else"
-    ! pid_of switch >/dev/null || die "hosts run already: slurm/hosts.sh stop"
-    trap 'code=$?; [ $code = 0 ] || stop; exit $code' EXIT
+names() {  # names I: what is in /etc/hosts of a host
+    local net=$V4 j
+    echo '127.0.0.1 localhost'
+    [ -z "$ipv6" ] || { net=$V6; echo '::1 localhost'; }
+    [ -z "$no_names" ] || return 0
+    [ -n "$ipv6" ] || echo "127.0.1.1 host$1"
+    for ((j = 1; j <= count; j++)); do
+        [ "$j" = "$1" ] && [ -z "$ipv6" ] || echo "$net$j host$j"
+    done
+}
+
+# keep ...: be the process that has the hosts, until it is asked to end.
+keep() {
+    count=$1 rate=$2 delay=$3 ipv6=$4 no_names=$5 until=$6
+    local i pid pids=() rest switch netem= relayed=
+    trap 'kill -KILL $(jobs -p) 2>/dev/null; rm -f "$DIR"/{host,names}* "$DIR"/{keeper,switch,taps,ready,log}
+        rmdir "$DIR" 2>/dev/null || true' EXIT
+    trap exit TERM
+    echo "$$ $(started $$)" >"$DIR/keeper"
     spawn switch
     switch=$(pid_of switch)
-    in_switch=(nsenter -t "$switch" --net)
-    "${in_switch[@]}" ip link add br0 type bridge
-    "${in_switch[@]}" ip link set br0 up
+    if [ -n "$delay" ]; then
+        relayed=1
+        if nsenter -t "$switch" --net tc qdisc add dev lo root netem delay 1ms 2>/dev/null; then
+            netem=1 relayed=''
+        fi
+    fi
+    nsenter -t "$switch" --net ip link add br0 type bridge
+    nsenter -t "$switch" --net ip link set br0 up
     for ((i = 1; i <= count; i++)); do
         spawn "host$i" --uts --mount --pid --mount-proc
         pid=$(pid_of "host$i")
+        pids+=("$pid")
+        names "$i" >"$DIR/names$i"
+        [ -z "$relayed" ] || continue
         ip link add eth0 netns "$pid" type veth peer name "port$i" netns "$switch"
-        "${in_switch[@]}" ip link set "port$i" master br0 up
-        {
-            printf '127.0.0.1 localhost\n127.0.1.1 host%d\n' "$i"
-            for ((j = 1; j <= count; j++)); do [ "$j" = "$i" ] || echo "$NET.$j host$j"; done
-        } >"$DIR/names$i"
-        nsenter -t "$pid" --net --uts --mount sh -ec "
+        nsenter -t "$switch" --net ip link set "port$i" master br0 up
+    done
+    if [ -n "$relayed" ]; then
+        setpriv --pdeathsig KILL python3 "$HERE/relay.py" "${delay%ms}" "${pids[@]}" >"$DIR/taps" &
+        until [ -s "$DIR/taps" ]; do
+            kill -0 $! 2>/dev/null || die "the relay between the hosts did not start"
+            sleep 0.05
+        done
+    fi
+    for ((i = 1; i <= count; i++)); do
+        nsenter -t "${pids[i - 1]}" --net --uts --mount sh -ec "
             hostname host$i
             mount --bind '$DIR/names$i' /etc/hosts
             ip link set lo up
-            ip addr add $NET.$i/24 dev eth0
+            echo 1 >/proc/sys/net/ipv6/conf/eth0/keep_addr_on_down
+            ${ipv6:+:} ip addr add $V4$i/24 dev eth0
+            ip addr add $V6$i/64 dev eth0 nodad
+            ${netem:+tc qdisc add dev eth0 root handle 1: netem delay $delay limit 100000}
+            ${rate:+tc qdisc add dev eth0 ${netem:+parent 1:1} ${netem:-root} tbf rate $rate burst 128kb latency 400ms}
             ip link set eth0 up"
+    done
+    echo ready >"$DIR/ready"
+    if [ -n "$until" ]; then rest=(tail --pid="$until" -f /dev/null); else rest=(sleep infinity); fi
+    setpriv --pdeathsig KILL "${rest[@]}" &
+    wait $!
+}
+
+start() {
+    local count=${1:-} rate='' delay='' ipv6='' no_names='' until=''
+    [[ $count =~ ^[1-9][0-9]?$ ]] || die "start $count: expected a number of hosts from 1 to 99"
+    shift
+    while [ $# -gt 0 ]; do
+        case "$1 ${2:-}" in
+            --rate\ [1-9]*bit) rate=$2; shift ;;
+            --delay\ [1-9]*ms) delay=$2; shift ;;
+            --until\ [1-9]*) until=$2; shift ;;
+            --ipv6\ *) ipv6=1 ;;
+            --no-names\ *) no_names=1 ;;
+            *) die "start: expected --rate such as 100mbit, --delay such as 10ms, --ipv6, --no-names or --until PID, got '$*'" ;;
+        esac
+        shift
+    done
+    [ "$(id -u)" = 0 ] || die "start: needs root, for namespaces of networks"
+    command -v ip >/dev/null || die "ip is missing: install Debian's iproute2"
+    mkdir -m 700 "$DIR" 2>/dev/null || { [ -O "$DIR" ] && [ ! -L "$DIR" ]; } || die "$DIR: belongs to somebody else"
+    ! pid_of keeper >/dev/null || die "hosts run already: slurm/hosts.sh stop"
+    rm -f "$DIR/ready"
+    setsid bash "$0" keep "$count" "$rate" "$delay" "$ipv6" "$no_names" "$until" </dev/null >"$DIR/log" 2>&1 &
+    disown
+    until [ -e "$DIR/ready" ]; do
+        kill -0 $! 2>/dev/null || { cat "$DIR/log" >&2; stop; exit 2; }
+        sleep 0.05
     done
 }
 
 run() {
     local pid
-    pid=$(pid_of "$1") || die "no such host: '$1' (have: $(cd "$DIR" 2>/dev/null && ls -d host* 2>/dev/null | xargs))"
+    pid=$(host "$1")
     shift
-    [ $# -gt 0 ] || die "run: no command was given"
     exec nsenter -t "$pid" --net --uts --mount --pid --wd="$PWD" "$@"
 }
 
-stop() {
-    local file pid
-    for file in "$DIR"/host* "$DIR"/switch; do
-        ! pid=$(pid_of "${file##*/}") || kill -KILL "$pid"
+number() { host "$1" >/dev/null; echo "${1#host}"; }
+
+# drop HOST TABLE RULES: let a host have a table of rules of nftables, in place of one of this name.
+drop() {
+    command -v nft >/dev/null || die "nft is missing: install Debian's nftables"
+    on "$1" nft -f - <<END
+table inet $2
+delete table inet $2
+table inet $2 {
+$3
+}
+END
+}
+accept() { on "$1" nft delete table inet "$2" 2>/dev/null || true; }
+
+cut() {
+    local i
+    i=$(number "$1")
+    drop "$2" "cut_$1" "chain in {
+        type filter hook input priority 0
+        ip saddr $V4$i drop
+        ip6 saddr $V6$i drop
+    }"
+}
+
+allow() {
+    [[ $2 = all || $2 =~ ^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$ ]] || die "allow: expected ports such as 22,29500-29510, or all, got '$2'"
+    if [ "$2" = all ]; then accept "$1" allow; return; fi
+    drop "$1" allow "chain in {
+        type filter hook input priority 0
+        iifname lo accept
+        tcp flags & (syn | ack) == syn tcp dport != { $2 } drop
+    }"
+}
+
+# processes HOST: its processes, but for the one that has its namespaces.
+processes() {
+    local first space pid
+    first=$(host "$1")
+    space=$(readlink "/proc/$first/ns/pid")
+    for pid in /proc/[0-9]*; do
+        pid=${pid#/proc/}
+        [ "$pid" = "$first" ] || [ "$(readlink "/proc/$pid/ns/pid" 2>/dev/null)" != "$space" ] || echo "$pid"
     done
-    rm -f "$DIR"/host* "$DIR"/names* "$DIR"/switch
+}
+
+freeze() {
+    drop "$1" freeze "chain in {
+        type filter hook input priority 0; policy drop
+    }
+    chain out {
+        type filter hook output priority 0; policy drop
+    }"
+    kill -STOP $(processes "$1") 2>/dev/null || true
+}
+
+thaw() {
+    local pid parents=()
+    accept "$1" freeze
+    for pid in $(processes "$1"); do  # nsenter, outside, stops itself when its child is stopped
+        parents+=("$(awk '/^PPid:/ { print $2 }' "/proc/$pid/status" 2>/dev/null)") || true
+    done
+    kill -CONT $(processes "$1") ${parents[@]+"${parents[@]}"} 2>/dev/null || true
+}
+
+stop() {
+    local name pid when i
+    for name in keeper switch $(cd "$DIR" 2>/dev/null && ls -d host* 2>/dev/null); do
+        pid=$(pid_of "$name") || continue
+        when=$(started "$pid")
+        if [ "$name" = keeper ]; then kill "$pid"; else kill -KILL "$pid"; fi
+        for ((i = 0; i < 200; i++)); do
+            [ "$(started "$pid")" = "$when" ] || break
+            sleep 0.05
+        done
+    done
+    rm -f "$DIR"/{host,names}* "$DIR"/{keeper,switch,taps,ready,log}
     rmdir "$DIR" 2>/dev/null || true
 }
 
+expect() { [ "$1" = "$2" ] || die "$3"; }  # expect NUMBER FOUND WHAT
 case ${1:-} in
-    start) [ $# = 2 ] || die "start: expected the number of hosts"; start "$2" ;;
-    run) [ $# -ge 2 ] || die "run: expected a host and a command"; shift; run "$@" ;;
+    start) shift; start "$@" ;;
+    run) [ $# -ge 3 ] || die "run: expected a host and a command"; shift; run "$@" ;;
+    down | up) expect 2 $# "$1: expected a host"; on "$2" ip link set eth0 "$1" ;;
+    cut) expect 3 $# "cut: expected two hosts"; cut "$2" "$3" ;;
+    mend) expect 3 $# "mend: expected two hosts"; number "$2" >/dev/null; accept "$3" "cut_$2" ;;
+    allow) expect 3 $# "allow: expected a host and ports"; allow "$2" "$3" ;;
+    freeze | thaw) expect 2 $# "$1: expected a host"; "$1" "$2" ;;
+    keep) shift; keep "$@" ;;
     stop) stop ;;
     *) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0"; [ $# = 0 ] || exit 2 ;;
 esac

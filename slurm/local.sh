@@ -7,6 +7,8 @@
 # cgroups, so it also works in containers and small virtual machines.
 #
 #   slurm/local.sh start         install what is missing, start, wait until idle
+#   slurm/local.sh start --hosts N   the same, with a host of slurm/hosts.sh for each of the nodes
+#                                host1..hostN, and one more for slurmctld and srun (root)
 #   slurm/local.sh stop          cancel the jobs, end the daemons it started
 #   slurm/local.sh status        daemons, nodes and jobs (exit 0: all daemons up)
 #   slurm/local.sh env           shell lines for:  eval "$(slurm/local.sh env)"
@@ -47,6 +49,8 @@ CONF=$DIR/slurm.conf
 MARK='# vigpipe-slurm'
 PATH=$PATH:/usr/sbin:/sbin
 export SLURM_CONF=$CONF
+HOSTS=$(cd "$(dirname "$0")" && pwd)/hosts.sh
+export VIGPIPE_HOSTS_DIR=$DIR/hosts
 
 say() { printf 'slurm/local.sh: %s\n' "$*"; }
 die() { printf 'slurm/local.sh: %s\n' "$*" >&2; exit 1; }
@@ -70,6 +74,30 @@ not_started() {
         die "$1 did not start: ports $PORT to $((PORT + NODES)) are not all free; set SLURM_LOCAL_PORT"
     fi
     die "$1 did not start; its log is $DIR/log/$1.log"
+}
+controller() { echo "host$(($(node_names | wc -l) + 1))"; }  # the host of slurmctld
+at_head() {  # what speaks to slurmctld
+    if [ -d "$VIGPIPE_HOSTS_DIR" ]; then "$HOSTS" run "$(controller)" "$@"; else "$@"; fi
+}
+# daemon NAME HOST CMD: start a daemon, on a host if there are hosts.
+daemon() {
+    local name=$1 host=$2 pid child=''
+    shift 2
+    rm -f "$DIR/run/$name.started"
+    if [ ! -d "$VIGPIPE_HOSTS_DIR" ]; then
+        "$@" 9>&- >>"$DIR/log/$name.log" 2>&1 || not_started "$name"
+    else  # in the foreground, as its own process id would be that of the host's namespace
+        setsid "$HOSTS" run "$host" "$@" -D 9>&- </dev/null >>"$DIR/log/$name.log" 2>&1 &
+        pid=$!
+        disown
+        until [[ $child && $(cat "/proc/$child/comm" 2>/dev/null) == "${1##*/}" ]]; do
+            [ -n "$(started "$pid")" ] || not_started "$name"
+            child=$(cat "/proc/$pid/task/$pid/children" 2>/dev/null | tr -d ' ') || true
+            sleep 0.05
+        done
+        echo "$child" >"$DIR/run/$name.pid"
+    fi
+    remember "$name"
 }
 remember() {
     local pid
@@ -110,7 +138,10 @@ install_packages() {
 }
 
 write_config() {
-    local host=$1 addr=$2 i
+    local host=$1 addr=$2 i node address pids=$DIR/run
+    local listen='CommunicationParameters=NoInAddrAny,NoCtldInAddrAny'
+    # On a host its own name is a loopback address, and a daemon's file has another id than we see.
+    [ ! -d "$VIGPIPE_HOSTS_DIR" ] || listen='' pids=$DIR/run/own
     cat >"$CONF.new" <<END
 ClusterName=vigpipe-local
 SlurmctldHost=$host($addr)
@@ -121,11 +152,11 @@ AuthType=auth/munge
 CredType=cred/munge
 AuthInfo=socket=$DIR/run/munge.socket,cred_expire=$REQUEUE
 # Listen on the host name's own (loopback) address, never on all addresses.
-CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+$listen
 StateSaveLocation=$DIR/state
 SlurmdSpoolDir=$DIR/spool/%n
-SlurmctldPidFile=$DIR/run/slurmctld.pid
-SlurmdPidFile=$DIR/run/slurmd-%n.pid
+SlurmctldPidFile=$pids/slurmctld.pid
+SlurmdPidFile=$pids/slurmd-%n.pid
 SlurmctldLogFile=$DIR/log/slurmctld.log
 SlurmdLogFile=$DIR/log/slurmd-%n.log
 JobCompType=jobcomp/filetxt
@@ -155,8 +186,10 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 END
     for ((i = 1; i <= NODES; i++)); do
-        printf 'NodeName=node%d NodeHostname=%s NodeAddr=%s Port=%d CPUs=%d RealMemory=%d\n' \
-            "$i" "$host" "$addr" $((PORT + i)) "$CPUS" "$MEM"
+        node=node$i address=$addr
+        if [ -d "$VIGPIPE_HOSTS_DIR" ]; then node=host$i host=host$i address=${addr%.*}.$i; fi
+        printf 'NodeName=%s NodeHostname=%s NodeAddr=%s Port=%d CPUs=%d RealMemory=%d\n' \
+            "$node" "$host" "$address" $((PORT + i)) "$CPUS" "$MEM"
     done >>"$CONF.new"
     cat >>"$CONF.new" <<END
 PartitionName=main Nodes=ALL Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=$GRACE
@@ -171,33 +204,42 @@ wait_ready() {
     local want have
     want=$(node_names | wc -l)
     for _ in $(seq 150); do
-        have=$(sinfo -h -N -p main -o '%N %T' 2>/dev/null |
+        have=$(at_head sinfo -h -N -p main -o '%N %T' 2>/dev/null |
                grep -cE ' (idle|mixed|allocated|completing)$' || true)
         [ "$have" = "$want" ] && return
         sleep 0.2
     done
-    sinfo -N -l >&2 || true
+    at_head sinfo -N -l >&2 || true
     die "the nodes are not all usable after 30 s; the logs are in $DIR/log"
 }
 
 start() {
-    local host addr n began=$SECONDS
-    [[ $NODES =~ ^[1-9][0-9]*$ ]] || die "SLURM_LOCAL_NODES must be a positive number"
+    local host addr n began=$SECONDS hosted=''
+    if [ $# -gt 0 ]; then
+        [ "$1" = --hosts ] && [ $# = 2 ] || die "start: expected --hosts N, got '$*'"
+        NODES=$2 hosted=1
+    fi
+    [[ $NODES =~ ^[1-9][0-9]*$ ]] || die "start: expected a positive number of nodes, got '$NODES'"
     umask 022
     mkdir -p "$DIR"
     [ -O "$DIR" ] && [ ! -L "$DIR" ] || die "$DIR belongs to somebody else"
     chmod 755 "$DIR"
-    mkdir -p "$DIR"/{log,run,state,spool,munge}
+    mkdir -p "$DIR"/{log,run/own,state,spool,munge}
     chmod 700 "$DIR/munge" "$DIR/state"
     exec 9>"$DIR/run/lock"
     flock -w 120 9 || die "another slurm/local.sh is at work in $DIR"
     install_packages
 
     if ! alive slurmctld >/dev/null; then
-        host=$(uname -n); host=${host%%.*}
-        addr=$(getent ahostsv4 "$host" | awk 'NR == 1 { print $1 }') || true
-        [[ $addr == 127.* ]] || die "the host name '$host' means '${addr:-nothing}', not a loopback \
+        if [ -n "$hosted" ]; then
+            "$HOSTS" run host1 true 2>/dev/null || { "$HOSTS" stop; "$HOSTS" start $((NODES + 1)) 9>&-; }
+            host=host$((NODES + 1)) addr=10.213.0.$((NODES + 1))
+        else
+            host=$(uname -n); host=${host%%.*}
+            addr=$(getent ahostsv4 "$host" | awk 'NR == 1 { print $1 }') || true
+            [[ $addr == 127.* ]] || die "the host name '$host' means '${addr:-nothing}', not a loopback \
 address, so the daemons would be open to the network; put '127.0.0.1 $host' first in /etc/hosts"
+        fi
         write_config "$host" "$addr"
     fi
     if [ "${SLURM_LOCAL_HOSTS:-0}" = 1 ]; then
@@ -215,20 +257,22 @@ address, so the daemons would be open to the network; put '127.0.0.1 $host' firs
             --log-file="$DIR/log/munged.log" 9>&- || not_started munged
         remember munged
     fi
-    if ! alive slurmctld >/dev/null; then
-        rm -f "$DIR/run/slurmctld.started"
-        slurmctld -f "$CONF" 9>&- >>"$DIR/log/slurmctld.log" 2>&1 || not_started slurmctld
-        remember slurmctld
-    fi
+    alive slurmctld >/dev/null || daemon slurmctld "$(controller)" slurmctld -f "$CONF"
     for n in $(node_names); do
         alive "slurmd-$n" >/dev/null && continue
-        rm -f "$DIR/run/slurmd-$n.started"
         mkdir -p "$DIR/spool/$n"
-        slurmd -f "$CONF" -N "$n" 9>&- >>"$DIR/log/slurmd-$n.log" 2>&1 || not_started "slurmd-$n"
-        remember "slurmd-$n"
+        daemon "slurmd-$n" "$n" slurmd -f "$CONF" -N "$n"
     done
     wait_ready
     say "ready after $((SECONDS - began)) s: $(srun --version), $(node_names | wc -l) nodes in $DIR"
+    if [ -d "$VIGPIPE_HOSTS_DIR" ]; then
+        cat <<END
+Use it from the host of slurmctld:
+    eval "\$($0 env)"
+    $HOSTS run $(controller) srun -N2 -n4 --ntasks-per-node=2 python -m vigpipe.train --stages 2 --dp 2
+END
+        return
+    fi
     cat <<END
 Use it:
     export SLURM_CONF=$CONF
@@ -296,9 +340,9 @@ stop() {
             for pid in $(node_processes "$n"); do kill -CONT "$pid" 2>/dev/null || true; done
             if pid=$(alive "slurmd-$n"); then kill -CONT "$pid"; fi
         done
-        n=$(timeout 10 squeue -h -o %A 2>/dev/null | sort -u | xargs) || n=''
+        n=$(at_head timeout 10 squeue -h -o %A 2>/dev/null | sort -u | xargs) || n=''
         # shellcheck disable=SC2086
-        [ -z "$n" ] || timeout 10 scancel $n 2>/dev/null || true
+        [ -z "$n" ] || at_head timeout 10 scancel $n 2>/dev/null || true
         for _ in $(seq $(((KILLWAIT + 5) * 5))); do
             left=$(for n in $(node_names); do node_processes "$n"; done)
             [ -n "$left" ] || break
@@ -311,6 +355,7 @@ stop() {
     done
     end slurmctld
     end munged
+    [ ! -d "$VIGPIPE_HOSTS_DIR" ] || "$HOSTS" stop
     rm -f "$DIR/run/munge.socket" "$DIR/run/munge.socket.lock"
     if grep -q "$MARK\$" /etc/hosts && [ -w /etc/hosts ]; then
         n=$(hosts_without_us); printf '%s\n' "$n" >/etc/hosts
@@ -324,15 +369,22 @@ status() {
     for n in munged slurmctld $(node_names | sed 's/^/slurmd-/'); do
         if pid=$(alive "$n"); then say "$n runs, pid $pid"; else say "$n is down"; rc=3; fi
     done
-    if alive slurmctld >/dev/null && alive munged >/dev/null; then timeout 10 sinfo -N -l; timeout 10 squeue; fi
+    if alive slurmctld >/dev/null && alive munged >/dev/null; then
+        at_head timeout 10 sinfo -N -l
+        at_head timeout 10 squeue
+    fi
     return $rc
 }
 
 case ${1:-help} in
-    start) start ;;
+    start) shift; start "$@" ;;
+    --hosts) start "$@" ;;
     stop) stop ;;
     status) status ;;
-    env) printf 'export SLURM_CONF=%q\n' "$CONF" ;;
+    env)
+        printf 'export SLURM_CONF=%q\n' "$CONF"
+        [ ! -d "$VIGPIPE_HOSTS_DIR" ] || printf 'export VIGPIPE_HOSTS_DIR=%q\n' "$VIGPIPE_HOSTS_DIR"
+        ;;
     fail) signal_node "${2:-}" KILL; rm -f "$DIR/run/slurmd-$2.pid" "$DIR/run/slurmd-$2.started" ;;
     freeze) signal_node "${2:-}" STOP ;;
     thaw) signal_node "${2:-}" CONT ;;

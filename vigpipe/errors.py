@@ -53,6 +53,10 @@ class StrangerError(RuntimeError):
     """A process that does not know the secret of the run does what only its ranks may do."""
 
 
+class UnreachableError(RuntimeError):
+    """Ranks cannot be connected, described in one sentence that is the same on all that know it."""
+
+
 class TrainingError(RuntimeError):
     """A training that was started from Python has ended without a result.
 

@@ -30,6 +30,7 @@ from vigpipe.launch.environment import LONG_WAIT_SECONDS, Launch, threads_per_ra
 from vigpipe.launch.failures import remove_records
 from vigpipe.launch.join import choose_gpu, join
 from vigpipe.launch.local import start_local
+from vigpipe.launch.ports import use_ports
 from vigpipe.messages import tell
 from vigpipe.ops.compiler import be_silent
 from vigpipe.parallel.agreement import check_alike
@@ -268,6 +269,7 @@ def set_up_rank(
     keep_freed_memory()
     allow_tf32(options.tf32)
     repeat_convolutions()
+    use_ports(options.ports, launch)
     return gpu
 
 

@@ -13,6 +13,7 @@ from vigpipe.errors import InputError, found_by
 from vigpipe.launch.environment import Launch, from_environment, threads_per_rank
 from vigpipe.launch.failures import Advice, run_rank
 from vigpipe.launch.local import preload
+from vigpipe.launch.ports import parse_ports
 from vigpipe.parallel.layout import Layout
 from vigpipe.run.open_job import MODULES
 from vigpipe.run.stop_and_save import parse_stop_before
@@ -113,6 +114,8 @@ def _check_options(
             config.virtual_stages,
             num_shards=config.shards,
         )
+    if config.ports is not None:
+        parse_ports(config.ports)
     if trains and launch.launcher != "local":  # time has passed for ranks that were started here
         parse_stop_before(config.stop_before, os.environ)
 

@@ -41,7 +41,7 @@ def test_where_ranks_cannot_meet_they_are_told_what_to_set(monkeypatch):
         on_one_node["MASTER_PORT"] = port = str(taken.getsockname()[1])
         rows = [
             (nowhere, {}, r"'no-such-node.invalid'.* set MASTER_ADDR"),
-            (of_torchrun, {}, r"'no such\\x1b\[2J node'.* set MASTER_ADDR"),
+            (of_torchrun, {}, r"'no such\\x1b\[2J node'.* --local-addr"),
             (on_one_node, lo, f"port {port} .* set MASTER_PORT"),
             ({}, eth77, "GLOO_SOCKET_IFNAME=eth77: no interface 'eth77'"),
         ]
@@ -230,7 +230,7 @@ def meet(rank, world_size, folder, jobs):
     store.set_timeout(timedelta(seconds=2))
     me = Launch(rank, world_size, rank, world_size, "srun", "tcp://127.0.0.1:1", jobs[rank])
     try:
-        ours = rendezvous._joined(store, me)
+        ours = rendezvous._joined(store, me, 2)
     except InputError as error:
         return str(error)
     except RuntimeError:

@@ -107,6 +107,7 @@ class TrainKeywords(TypedDict, total=False):
     threads: int | None
     sparse_threads: int
     timeout: float | None
+    ports: str | None
     dp: int
     strategy: choices.Strategy
     sync: choices.Sync | None

@@ -230,6 +230,8 @@ class TrainConfig:
         timeout: seconds after which a rank stops waiting for a silent peer; by default 60, and 600
             where one rank works while others wait (check, plan, time, or with --compile), or start
             late.
+        ports: TCP ports, FIRST-LAST, at which ranks listen for those of other hosts, where firewalls
+            are between them, besides the one where they meet; by default any port.
         dp: number of data-parallel replicas.
         strategy: how the replicas agree: synchronous adds their gradients up in every step;
             periodic lets them take steps of their own, and averages all of them now and then;
@@ -403,6 +405,7 @@ class TrainConfig:
     threads: int | None = _layout(None, bounds=(1, 1 << 12), differs="always")
     sparse_threads: int = _layout(0, bounds=(0, 1 << 9), job="graph", differs="resumed")
     timeout: float | None = _layout(None, bounds=(1, 1e6), differs="always")
+    ports: str | None = _layout(None, differs="always")
     dp: int = _replicas(1, short=True, differs="resumed")
     strategy: choices.Strategy = _replicas("synchronous")
     sync: choices.Sync | None = _replicas(None, differs="always", when=(_SUMMED,))

@@ -154,6 +154,7 @@ class InferenceConfig:
         threads: threads per rank; by default OMP_NUM_THREADS, else the host's cores divided by its
             ranks.
         timeout: seconds after which a rank stops waiting for a silent peer.
+        ports: TCP ports, FIRST-LAST, at which ranks listen for those of other hosts; by default any.
     """
 
     weights: Path
@@ -174,6 +175,7 @@ class InferenceConfig:
     tf32: bool = False
     threads: int | None = None
     timeout: float = 300.0
+    ports: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

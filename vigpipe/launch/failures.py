@@ -27,6 +27,7 @@ from vigpipe.errors import (
     InputError,
     StrangerError,
     TooLarge,
+    UnreachableError,
     UnreadableImage,
     WorkerError,
 )
@@ -39,6 +40,7 @@ from vigpipe.launch.environment import (
     from_environment,
     tells_for_all,
 )
+from vigpipe.launch.ports import why_not_bound
 from vigpipe.launch.signals import handled_signals
 from vigpipe.messages import line, tell
 
@@ -258,6 +260,7 @@ def _report(
     error: Exception, launch: Launch, folders: Sequence[Path], began: float, advice: Advice
 ) -> int:
     """Record the failure, print it unless another rank does, and return the exit code."""
+    error = (isinstance(error, RuntimeError) and why_not_bound()) or error
     message = f"{type(error).__name__}: {error}"
     kind, code = "own", UNEXPECTED
     has_met = _has_process_group()
@@ -271,6 +274,9 @@ def _report(
     elif isinstance(error, WorkerError | StrangerError):
         message = str(error)
         code, text = PEER_LOST, line(f"rank {launch.rank}: {message}")
+    elif isinstance(error, UnreachableError):
+        message, code, is_common = str(error), PEER_LOST, True
+        text = line(message)
     elif is_out_of_memory(error):
         message = (
             f"rank {launch.rank} ran out of memory ({_first_line(error)}); {advice.out_of_memory}"

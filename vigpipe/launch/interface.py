@@ -7,20 +7,15 @@ By itself gloo offers the address that the host's own name has there. On every D
 import contextlib
 import os
 import socket
-import threading
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import psutil
 
-from vigpipe.errors import PEER_LOST, InputError, StrangerError
+from vigpipe.errors import InputError
 from vigpipe.launch.environment import Launch
-from vigpipe.launch.failures import CAUSE_SECONDS, sentence_of
-from vigpipe.messages import tell
+from vigpipe.launch.ports import is_loopback
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
-_LOOK_SECONDS = 0.2  # how often a rank looks whether another could not be connected
 
 
 def use_loopback() -> None:
@@ -52,7 +47,7 @@ def use_route(store: Any, launch: Launch, host: str) -> None:
         own, theirs = _route(host)
     except OSError:  # there is no way to it
         own = theirs = ""
-    is_meeting = own.startswith("127.") or own == "::1"
+    is_meeting = is_loopback(own)
     store.set(f"meets-at/{launch.rank}", "" if is_meeting else theirs)
     addresses = [own]
     if is_meeting:
@@ -63,48 +58,20 @@ def use_route(store: Any, launch: Launch, host: str) -> None:
         os.environ.setdefault(VARIABLE, chosen)
 
 
-@contextlib.contextmanager
-def told_on_every_host(launch: Launch, host: str, port: int) -> Iterator[None]:
-    """Name the interface, and what to do, on every host if gloo cannot connect the ranks there.
+def own_address() -> tuple[str, str, socket.AddressFamily]:
+    """Return the interface that gloo takes, its first address and the family of that.
 
-    The ranks meet at that host and port. While gloo waits for a connection nothing can be said, so
-    a thread looks whether another rank has failed, and ends this one.
+    Without an interface gloo takes the address that this host's own name has.
     """
-    import torch.distributed as dist
-
-    key, is_over = f"vigpipe/{launch.run_id}/not-connected", threading.Event()
-    store: Any = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
-    name = os.environ.get(VARIABLE)
-    over = f"interface {name}" if name else "the address that its own name has there"
-    cure = (
-        f"{socket.gethostname()} has offered {over}: set {VARIABLE} on every host to the interface "
-        "between the hosts"
-    )
-
-    def watch() -> None:
-        with contextlib.suppress(RuntimeError):  # the store is gone, and whoever had it tells why
-            while not is_over.wait(_LOOK_SECONDS):
-                if store.check([key]):
-                    if launch.local_rank == 0:
-                        tell(f"gloo cannot connect the ranks; {cure}")
-                    time.sleep(CAUSE_SECONDS)  # launchers end all ranks once one has ended
-                    os._exit(PEER_LOST)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    except StrangerError:
-        raise
-    except RuntimeError as error:
-        is_over.set()
-        thread.join()
-        with contextlib.suppress(RuntimeError):
-            store.set(key, "")
-        why = sentence_of(str(error))
-        raise RuntimeError(f"gloo cannot connect the ranks ({why}); {cure}") from error
-    finally:
-        is_over.set()
+    name = os.environ.get(VARIABLE, "").partition(",")[0]
+    for family, address, *_ in psutil.net_if_addrs().get(name, ()):
+        if family in (socket.AF_INET, socket.AF_INET6):
+            return name, address.partition("%")[0], socket.AddressFamily(family)
+    host = socket.gethostname()
+    with contextlib.suppress(OSError):
+        family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        return f"the address of its own name, {host}", str(address[0]), family
+    return "lo", "127.0.0.1", socket.AF_INET
 
 
 def _route(host: str) -> tuple[str, str]:

@@ -106,7 +106,11 @@ def join(
         "" if gpu is None else gpu_uuid(gpu),
     )
     reason: str | None = decide_together(
-        store, launch, asdict(offer), lambda offers: why_not_on_gpus([Offer(**o) for o in offers])
+        store,
+        launch,
+        "device",
+        asdict(offer),
+        lambda offers: why_not_on_gpus([Offer(**o) for o in offers]),
     )
     if reason is not None:
         gpu = None

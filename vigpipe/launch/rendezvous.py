@@ -1,18 +1,20 @@
 """Bring the ranks of a run together, and keep processes of other runs out."""
 
-import contextlib
 import json
 import os
 import signal
 import socket
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vigpipe.errors import InputError
-from vigpipe.files.names import escaped
+from vigpipe.errors import InputError, StrangerError, UnreachableError
 from vigpipe.launch.environment import LONG_WAIT_SECONDS, Launch, digest
-from vigpipe.launch.interface import check_chosen, told_on_every_host, use_loopback, use_route
+from vigpipe.launch.failures import sentence_of
+from vigpipe.launch.interface import check_chosen, use_loopback, use_route
+from vigpipe.launch.ports import check_ports, why_not_bound
+from vigpipe.launch.reach import await_meeting_place, await_ranks, check_hosts, check_name
 from vigpipe.launch.secret import agree_on_secret
 from vigpipe.launch.signals import leave_ignored
 from vigpipe.proof import prove_group, use_secret
@@ -31,8 +33,6 @@ def meet(launch: Launch, timeout_seconds: float, meeting_seconds: float | None =
     LONG_WAIT_SECONDS, or `timeout_seconds` if that is longer. A launcher on this host notices a
     rank that does not come, so there the default holds always.
     """
-    import torch.distributed as dist
-
     check_chosen()
     if launch.is_local:
         use_loopback()
@@ -40,33 +40,30 @@ def meet(launch: Launch, timeout_seconds: float, meeting_seconds: float | None =
     if meeting_seconds is None or launch.launcher not in ("srun", "torchrun"):
         meeting_seconds = max(timeout_seconds, LONG_WAIT_SECONDS)
     limit = timedelta(seconds=meeting_seconds)
-    if launch.launcher == "torchrun":
-        assert launch.init_method is not None
-        _check_address(*_meeting_place(launch))
-        meeting = dist.rendezvous(launch.init_method, launch.rank, launch.world_size, timeout=limit)
-        store, _, _ = next(meeting)
-    else:
-        store = _make_store(launch, limit)
+    store = _make_store(launch, limit)
     store.set_timeout(limit)
     if launch.world_size > 1:
         # Python runs signal handlers between bytecodes, so never while a store or gloo waits.
         for number in (signal.SIGINT, signal.SIGTERM):
             leave_ignored(number, signal.SIG_DFL)
-    return _joined(store, launch)
+    return _joined(store, launch, meeting_seconds)
 
 
 def decide_together(
-    store: "Store", launch: Launch, facts: dict[str, Any], decide: Callable[[list[Any]], Any]
+    store: "Store", launch: Launch, what: str, fact: Any, decide: Callable[[list[Any]], Any]
 ) -> Any:
-    """Return what rank 0 decides from the facts of all ranks, in order; every rank calls this."""
+    """Return what rank 0 decides from a fact of each rank, in order; every rank calls this.
+
+    Facts and the decision are JSON, and `what` names the question in the store.
+    """
     from vigpipe.launch.signed_store import SignedStore
 
     ours = SignedStore(store)
-    ours.set(f"fact/{launch.rank}", json.dumps(facts))
+    ours.set(f"{what}/{launch.rank}", json.dumps(fact))
     if launch.rank == 0:
-        of_all = [json.loads(ours.get(f"fact/{rank}")) for rank in range(launch.world_size)]
-        ours.set("decision", json.dumps(decide(of_all)))
-    return json.loads(ours.get("decision"))
+        of_all = [json.loads(ours.get(f"{what}/{rank}")) for rank in range(launch.world_size)]
+        ours.set(what, json.dumps(decide(of_all)))
+    return json.loads(ours.get(what))
 
 
 def init_process_group(
@@ -89,10 +86,19 @@ def init_process_group(
     if backend == "gloo":  # what NCCL does with a store of Python has not been seen
         store = SignedStore(store)
     place = {"store": store, "rank": launch.rank, "world_size": launch.world_size}
-    with contextlib.ExitStack() as stack:
-        if not launch.is_local:
-            stack.enter_context(told_on_every_host(launch, *_meeting_place(launch)))
+    try:
         dist.init_process_group(**place, **arguments)
+    except StrangerError:
+        raise
+    except RuntimeError as error:
+        if launch.is_local or why_not_bound():
+            raise
+        raise UnreachableError(
+            f"gloo cannot connect the ranks ({sentence_of(str(error))}): let the firewalls between "
+            "the hosts pass TCP to all ports, or to those of --ports"
+        ) from error
+    if not launch.is_local:
+        check_ports(_meeting_place(launch)[1])
     prove_group()
 
 
@@ -104,10 +110,15 @@ def _make_store(launch: Launch, timeout: timedelta) -> Any:
     if launch.init_method.startswith("file://"):
         return dist.FileStore(launch.init_method.removeprefix("file://"), launch.world_size)
     host, port = _meeting_place(launch)
-    _check_address(host, port)
+    check_name(launch, host, port)
+    # torchrun's agent has made one already.
+    is_given = launch.launcher == "torchrun" and "TORCHELASTIC_RUN_ID" in os.environ
+    is_given = is_given and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
     arguments: dict[str, Any] = {"timeout": timeout, "wait_for_workers": False}
-    if launch.rank == 0:
+    if launch.rank == 0 and not is_given:
         arguments |= {"is_master": True, "master_listen_fd": _listen(launch, host, port)}
+    else:
+        await_meeting_place(launch, host, port, timeout.total_seconds())
     return dist.TCPStore(host, port, launch.world_size, **arguments)
 
 
@@ -120,19 +131,7 @@ def _meeting_place(launch: Launch) -> tuple[str, int]:
     return host, int(port)
 
 
-def _check_address(host: str, port: int) -> None:
-    """Raise InputError for a name that means no address here: torch tries it for minutes."""
-    try:
-        socket.getaddrinfo(host, port)
-    except (OSError, UnicodeError):
-        raise InputError(
-            f"the name '{escaped(host)}' of rank 0's node does not resolve on "
-            f"{socket.gethostname()}: set MASTER_ADDR to an address of that node which every node "
-            "can reach"
-        ) from None
-
-
-def _joined(store: Any, launch: Launch) -> Any:
+def _joined(store: Any, launch: Launch, seconds: float) -> Any:
     """Return the section of the store that only this run can use, once all its ranks are there."""
     import torch.distributed as dist
 
@@ -148,11 +147,15 @@ def _joined(store: Any, launch: Launch) -> Any:
                 f"{launch.init_method}: set MASTER_PORT to a port of its own for every run"
             )
     run_store = dist.PrefixStore(launch.run_id, store)
-    run_store.set(f"here/{launch.rank}", "")
-    run_store.wait([f"here/{rank}" for rank in range(launch.world_size)])
+    if launch.launcher in ("srun", "torchrun"):
+        await_ranks(run_store, launch, *_meeting_place(launch), seconds)
+    else:  # a launcher on this host looks after them
+        run_store.set(f"here/{launch.rank}", "")
+        run_store.wait([f"here/{rank}" for rank in range(launch.world_size)])
     use_secret(agree_on_secret(run_store, launch))
     if not launch.is_local:
         use_route(SignedStore(run_store), launch, _meeting_place(launch)[0])
+        check_hosts(launch, partial(decide_together, run_store, launch))
     return run_store
 
 
