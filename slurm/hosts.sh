@@ -166,7 +166,8 @@ run() {
     local pid
     pid=$(host "$1")
     shift
-    exec nsenter -t "$pid" --net --uts --mount --pid --wd="$PWD" "$@"
+    # The folder is entered there: nsenter's own --wd would lead past what is mounted on the host.
+    exec nsenter -t "$pid" --net --uts --mount --pid sh -c 'cd -- "$0" && exec "$@"' "$PWD" "$@"
 }
 
 number() { host "$1" >/dev/null; echo "${1#host}"; }

@@ -42,6 +42,7 @@ from vigpipe.run.folder import LOCK, RESULTS, lock, make_output_folder
 from vigpipe.run.provenance import provenance
 from vigpipe.run.recorded import is_recorded, sync_of
 from vigpipe.run.room import check_room
+from vigpipe.run.shared_folder import check_shared
 from vigpipe.run.stop_and_save import what_is_saved
 
 if TYPE_CHECKING:
@@ -144,8 +145,10 @@ def run_world(
         check_alike(
             lambda: {"options": as_toml(config), "data": run.fingerprint, **facts}, world_size
         )
-    if writes and folder not in failures:
-        failures.append(folder)
+    if writes:
+        check_shared(folder, launch)
+        if folder not in failures:
+            failures.append(folder)
     if config.skip_bad_images:
         run = prepare(config, run.dtype, _bad_images(run, launch.rank), on_host)
     if is_planned and run.layout.pipeline_size > 1:

@@ -1,7 +1,9 @@
 """Ranks on hosts that have an address and a name each: those of slurm/hosts.sh, and its Slurm."""
 
 import contextlib
+import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,6 +29,7 @@ SHORT = ["--steps", "2", "--timeout", "5"]  # of what ends when ranks have waite
 TWO_RANKS = ["--dp", "2"]
 FOUR_RANKS = [*TWO_RANKS, "--stages", "2", "--microbatches", "2"]
 PORTS = "30000-30015"
+LATE_SECONDS = 3
 
 
 @contextlib.contextmanager
@@ -203,6 +206,45 @@ def test_a_firewall_is_named_and_ports_keep_within_it(hosts, on_one_host, tmp_pa
         for done in run_ranks(walled, tmp_path / "few", [1, 1], *options[:-1], "30000-30000"):
             assert done.returncode == 2
             assert "--ports 30000-30000: none is free on host" in done.stderr
+
+
+def test_files_of_other_hosts_may_be_seen_seconds_later(on_one_host, tmp_path):
+    """Each host sees the folder through a mount of its own; the stages end it in turn."""
+    if not (importlib.util.find_spec("mfusepy") and shutil.which("fusermount3")):
+        pytest.skip("needs mfusepy, and Debian's fuse3")
+    backing, mount = tmp_path / "backing", tmp_path / "mount"
+    for folder in (backing, mount):
+        folder.mkdir()
+    options = ["--stages", "2", "--microbatches", "2", "--checkpoint-every", "1", *STEPS]
+    with some_hosts(tmp_path) as late, ExitStack() as stack:
+        for host in (1, 2):
+            words = ["-m", "tests.late_folder", str(backing), str(mount), str(LATE_SECONDS)]
+            folder = stack.enter_context(start_command([*on_host(host), *words], late))
+            line = [HOSTS, "run", f"host{host}", "mountpoint", "-q", str(mount)]
+            wait_until(
+                lambda line=line: not subprocess.run(line, env=os.environ | late).returncode,
+                "the folder is there",
+                running=folder,
+            )
+        first, second = run_ranks(late, mount / "out", [1, 1], *options)
+        assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+        for name in ("model.safetensors", "summary.json"):
+            (backing / "out" / name).unlink()
+        shutil.rmtree(backing / "out" / "checkpoints" / "step-00000002")
+        resumed = run_ranks(late, mount / "out", [1, 1], *options, "--resume", "auto")
+        assert "going on after step 1" in resumed[1].stdout, resumed[1].stderr
+    check_equal(on_one_host[2], backing / "out", resumed)
+
+
+def test_a_folder_that_hosts_do_not_share_is_refused(tmp_path):
+    """The checkpoints of a run were never whole, and its files on whichever host wrote them."""
+    out = tmp_path / "mine" / "out"
+    out.parent.mkdir()
+    with some_hosts(tmp_path) as apart:
+        change(apart, "run", "host2", "mount", "-t", "tmpfs", "tmpfs", str(out.parent))
+        ended = run_ranks(apart, out, [1, 1])
+    assert [done.returncode for done in ended] == [2, 2]
+    assert f"--out {out}: is not there on host2, but on host1; choose" in ended[0].stderr
 
 
 NUM_BYTES = 4 * 197_770  # of the weights of vig_digits

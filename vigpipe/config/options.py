@@ -230,8 +230,8 @@ class TrainConfig:
         timeout: seconds after which a rank stops waiting for a silent peer; by default 60, and 600
             where one rank works while others wait (check, plan, time, or with --compile), or start
             late.
-        ports: TCP ports, FIRST-LAST, at which ranks listen for those of other hosts, where firewalls
-            are between them, besides the one where they meet; by default any port.
+        ports: TCP ports, FIRST-LAST, at which ranks listen for those of other hosts, besides the
+            one where they meet: for firewalls between the hosts. By default any port.
         dp: number of data-parallel replicas.
         strategy: how the replicas agree: synchronous adds their gradients up in every step;
             periodic lets them take steps of their own, and averages all of them now and then;

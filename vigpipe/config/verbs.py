@@ -154,7 +154,8 @@ class InferenceConfig:
         threads: threads per rank; by default OMP_NUM_THREADS, else the host's cores divided by its
             ranks.
         timeout: seconds after which a rank stops waiting for a silent peer.
-        ports: TCP ports, FIRST-LAST, at which ranks listen for those of other hosts; by default any.
+        ports: TCP ports, FIRST-LAST, at which ranks listen for those of other hosts, besides the
+            one where they meet: for firewalls between the hosts. By default any port.
     """
 
     weights: Path

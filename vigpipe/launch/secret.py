@@ -24,7 +24,7 @@ from vigpipe.proof import NUM_BYTES, mac
 
 _KEY = "secret"  # of the store: the name of the file, or empty where there is none
 _STALE_SECONDS = 86400.0  # an older file is that of a rank that was killed
-_LOOKS, _LOOK_SECONDS = 10, 0.1  # another host may see a new file a little later
+_LOOKS, _LOOK_SECONDS = 50, 0.1  # another host may see a new file a little later
 
 
 def agree_on_secret(store: Any, launch: Launch) -> bytes | None:
