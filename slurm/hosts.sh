@@ -15,12 +15,13 @@
 #   slurm/hosts.sh run HOST CMD   run a command on a host, in the current folder, and return its code
 #   slurm/hosts.sh down|up HOST   take its interface down; up again
 #   slurm/hosts.sh cut A B        drop what A sends to B; for both directions, cut B A as well
-#   slurm/hosts.sh mend A B       let it through again
+#   slurm/hosts.sh half-open A B  answer what A sends to B with a reset, of which B knows nothing
+#   slurm/hosts.sh mend A B       let all through again
 #   slurm/hosts.sh allow HOST PORTS   drop what others send to other TCP ports (22,29500-29510 or all)
 #   slurm/hosts.sh freeze HOST    stop all its processes and what it sends and gets; thaw HOST
 #   slurm/hosts.sh stop           end the hosts, and all that runs on them
 #
-# It needs root and Debian's iproute2 and util-linux, and for cut, allow and freeze nftables. Where
+# It needs root and Debian's iproute2 and util-linux, and for cut, half-open, allow and freeze nftables. Where
 # the kernel has no netem, packets are delayed by slurm/relay.py. Nothing of this machine's own
 # network changes, and if the first of its processes is killed, all others end.
 #
@@ -185,13 +186,13 @@ END
 }
 accept() { on "$1" nft delete table inet "$2" 2>/dev/null || true; }
 
-cut() {
+cut() {  # cut A B, or with a third word what is done to what A sends to B instead
     local i
     i=$(number "$1")
     drop "$2" "cut_$1" "chain in {
         type filter hook input priority 0
-        ip saddr $V4$i drop
-        ip6 saddr $V6$i drop
+        ip saddr $V4$i ${3:-drop}
+        ip6 saddr $V6$i ${3:-drop}
     }"
 }
 
@@ -256,6 +257,7 @@ case ${1:-} in
     run) [ $# -ge 3 ] || die "run: expected a host and a command"; shift; run "$@" ;;
     down | up) expect 2 $# "$1: expected a host"; on "$2" ip link set eth0 "$1" ;;
     cut) expect 3 $# "cut: expected two hosts"; cut "$2" "$3" ;;
+    half-open) expect 3 $# "half-open: expected two hosts"; cut "$2" "$3" "tcp flags & rst == 0 reject with tcp reset" ;;
     mend) expect 3 $# "mend: expected two hosts"; number "$2" >/dev/null; accept "$3" "cut_$2" ;;
     allow) expect 3 $# "allow: expected a host and ports"; allow "$2" "$3" ;;
     freeze | thaw) expect 2 $# "$1: expected a host"; "$1" "$2" ;;

@@ -1,5 +1,6 @@
 """`python -m vigpipe VERB`, and the program `vigpipe`."""
 
+import os
 import signal
 import sys
 from typing import NoReturn
@@ -11,6 +12,8 @@ def run(*verb: str) -> NoReturn:
         from vigpipe.launch.safe_path import protect_children
 
         protect_children()
+        # Else torch shows its C++ frames on stderr whenever a host is lost.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         from vigpipe.cli import main  # takes a while, in which Ctrl-C may come
 
         sys.argv[1:1] = verb  # for the records too, which tell the command

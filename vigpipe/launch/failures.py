@@ -41,6 +41,7 @@ from vigpipe.launch.environment import (
     tells_for_all,
 )
 from vigpipe.launch.ports import why_not_bound
+from vigpipe.launch.reach import silent_hosts
 from vigpipe.launch.signals import handled_signals
 from vigpipe.messages import line, tell
 
@@ -309,6 +310,10 @@ def _report(
             return code  # start_local sees which rank was killed or is frozen, and prints that
         if may_be_explained and _appears(is_explained_by, launch, folders, began):
             return code
+        if kind == "lost peer" and (silent := silent_hosts()):
+            message = f"{message}; {silent}"
+            text = line(f"rank {launch.rank} lost a peer: {message}")
+            _record(launch, folders, code=code, kind=kind, message=message)
         if isinstance(error, InputError) and not has_met:
             text = _wrong_input(error, message, launch)
         sys.stderr.write(text)  # one call, so that ranks do not mix their lines

@@ -23,7 +23,12 @@ _MORE_SECONDS = 30.0  # for rank 0 to say so, which may have begun to wait later
 _NOTE_SECONDS = 15.0  # after which a host says what it waits for
 _TRY_SECONDS, _PAUSE_SECONDS = 5.0, 0.2  # for an answer, and from one attempt to the next
 _HOST_SECONDS = 10.0  # for the hosts to reach one another
+_PROBE_SECONDS = 1.0  # for hosts to answer when a peer was lost
+_ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
 _FIREWALL = "let the firewalls between the hosts pass TCP to that port"
+
+
+_others: list["Door"] = []  # of the other hosts, where they listened at the start
 
 
 class Door(NamedTuple):
@@ -113,6 +118,7 @@ def check_hosts(launch: Launch, decide: Callable[[str, Any, Callable[..., Any]],
         failures = [one for one in found if isinstance(one, str)]
         if not failures:
             doors = [Door(*one) for one in found]
+            _others[:] = [door for door in doors if door.host != socket.gethostname()]
             reasons = _knock(own, doors) if isinstance(own, Door) else []
             failures = decide("unreached", reasons, lambda lists: list(chain.from_iterable(lists)))
     if failures:
@@ -134,29 +140,52 @@ def _listen(stack: contextlib.ExitStack) -> Door | str:
     return Door(socket.gethostname(), name, *listener.getsockname()[:2])
 
 
+def silent_hosts() -> str:
+    """Say which hosts of the run do not answer now; empty if all do, or there is one.
+
+    Where a host listened at the start it refuses connections now, unless it is cut off.
+    """
+    codes = _connect(_others, _PROBE_SECONDS)
+    silent = [
+        f"{door.host} ({door.address})" for door, code in codes.items() if code not in _ANSWERS
+    ]
+    if not silent:
+        return ""
+    do, are, they = ("does", "is", "it") if len(silent) == 1 else ("do", "are", "they")
+    return f"{', '.join(silent)} {do} not answer: {are} {they} down, or cut off?"
+
+
 def _knock(own: Door, doors: Sequence[Door]) -> list[str]:
-    """Try to connect to all other hosts at once; say which of them this one cannot reach."""
-    reasons = {door: "no answer" for door in doors if door != own}
+    """Try to connect to all other hosts; say which of them this one cannot reach."""
+    others = [door for door in doors if door != own]
+    return [
+        f"{own.host} cannot reach {door.host} at {door.address} port {door.port}, {door.over} "
+        f"({'no answer' if code is None else os.strerror(code).lower()})"
+        for door, code in _connect(others, _HOST_SECONDS).items()
+        if code != 0
+    ]
+
+
+def _connect(doors: Sequence[Door], seconds: float) -> dict[Door, int | None]:
+    """Try to connect to all doors at once; return each one's error, 0 for none, None if silent."""
+    codes: dict[Door, int | None] = dict.fromkeys(doors)
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as waiting:
-        for door in reasons:
+        for door in doors:
             family = socket.AF_INET6 if ":" in door.address else socket.AF_INET
             connection = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
             connection.setblocking(False)
-            connection.connect_ex((door.address, door.port))
-            waiting.register(connection, selectors.EVENT_WRITE, door)
-        deadline = time.monotonic() + _HOST_SECONDS
+            code = connection.connect_ex((door.address, door.port))
+            if code in (0, errno.EINPROGRESS):
+                waiting.register(connection, selectors.EVENT_WRITE, door)
+            else:  # there is no route, for one
+                codes[door] = code
+        deadline = time.monotonic() + seconds
         while waiting.get_map() and (left := deadline - time.monotonic()) > 0:
             for key, _ in waiting.select(left):
                 connection: Any = key.fileobj
-                code = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-                reasons[key.data] = os.strerror(code) if code else ""
+                codes[key.data] = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 waiting.unregister(connection)
-    return [
-        f"{own.host} cannot reach {door.host} at {door.address} port {door.port}, {door.over} "
-        f"({why.lower()})"
-        for door, why in reasons.items()
-        if why
-    ]
+    return codes
 
 
 def check_name(launch: Launch, host: str, port: int) -> None:
