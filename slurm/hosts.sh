@@ -86,8 +86,10 @@ names() {  # names I: what is in /etc/hosts of a host
 # keep ...: be the process that has the hosts, until it is asked to end.
 keep() {
     count=$1 rate=$2 delay=$3 ipv6=$4 no_names=$5 until=$6
-    local i pid pids=() rest switch netem= relayed=
-    trap 'kill -KILL $(jobs -p) 2>/dev/null; rm -f "$DIR"/{host,names}* "$DIR"/{keeper,switch,taps,ready,log}
+    local i pid pids=() rest switch netem= relayed= parent=root
+    trap 'kill -KILL $(jobs -p) 2>/dev/null || true
+        rm -f "$DIR"/{host,names}* "$DIR"/{keeper,switch,taps,ready}
+        [ -s "$DIR/log" ] || rm -f "$DIR/log"
         rmdir "$DIR" 2>/dev/null || true' EXIT
     trap exit TERM
     echo "$$ $(started $$)" >"$DIR/keeper"
@@ -96,7 +98,7 @@ keep() {
     if [ -n "$delay" ]; then
         relayed=1
         if nsenter -t "$switch" --net tc qdisc add dev lo root netem delay 1ms 2>/dev/null; then
-            netem=1 relayed=''
+            netem=1 relayed='' parent='parent 1:1'
         fi
     fi
     nsenter -t "$switch" --net ip link add br0 type bridge
@@ -126,7 +128,7 @@ keep() {
             ${ipv6:+:} ip addr add $V4$i/24 dev eth0
             ip addr add $V6$i/64 dev eth0 nodad
             ${netem:+tc qdisc add dev eth0 root handle 1: netem delay $delay limit 100000}
-            ${rate:+tc qdisc add dev eth0 ${netem:+parent 1:1} ${netem:-root} tbf rate $rate burst 128kb latency 400ms}
+            ${rate:+tc qdisc add dev eth0 $parent tbf rate $rate burst 128kb latency 400ms}
             ip link set eth0 up"
     done
     echo ready >"$DIR/ready"
@@ -137,28 +139,28 @@ keep() {
 
 start() {
     local count=${1:-} rate='' delay='' ipv6='' no_names='' until=''
-    [[ $count =~ ^[1-9][0-9]?$ ]] || die "start $count: expected a number of hosts from 1 to 99"
+    [[ $count =~ ^[1-9][0-9]?$ ]] || die "start: expected a number of hosts from 1 to 99, got '$count'"
     shift
     while [ $# -gt 0 ]; do
-        case "$1 ${2:-}" in
-            --rate\ [1-9]*bit) rate=$2; shift ;;
-            --delay\ [1-9]*ms) delay=$2; shift ;;
-            --until\ [1-9]*) until=$2; shift ;;
-            --ipv6\ *) ipv6=1 ;;
-            --no-names\ *) no_names=1 ;;
-            *) die "start: expected --rate such as 100mbit, --delay such as 10ms, --ipv6, --no-names or --until PID, got '$*'" ;;
-        esac
+        if [[ "$1 ${2:-}" =~ ^--rate\ [1-9][0-9]*[kmg]bit$ ]]; then rate=$2; shift
+        elif [[ "$1 ${2:-}" =~ ^--delay\ [1-9][0-9]*ms$ ]]; then delay=$2; shift
+        elif [[ "$1 ${2:-}" =~ ^--until\ [1-9][0-9]*$ ]]; then until=$2; shift
+        elif [ "$1" = --ipv6 ]; then ipv6=1
+        elif [ "$1" = --no-names ]; then no_names=1
+        else die "start: expected --rate such as 100mbit, --delay such as 10ms, --ipv6, --no-names or --until PID, got '$*'"
+        fi
         shift
     done
     [ "$(id -u)" = 0 ] || die "start: needs root, for namespaces of networks"
     command -v ip >/dev/null || die "ip is missing: install Debian's iproute2"
-    mkdir -m 700 "$DIR" 2>/dev/null || { [ -O "$DIR" ] && [ ! -L "$DIR" ]; } || die "$DIR: belongs to somebody else"
+    [[ $DIR != *[!A-Za-z0-9/._-]* ]] || die "$DIR: expected a folder of letters, digits and . _ -"
+    [ -d "$DIR" ] || mkdir -m 700 "$DIR" || die "$DIR: cannot be made"
     ! pid_of keeper >/dev/null || die "hosts run already: slurm/hosts.sh stop"
     rm -f "$DIR/ready"
     setsid bash "$0" keep "$count" "$rate" "$delay" "$ipv6" "$no_names" "$until" </dev/null >"$DIR/log" 2>&1 &
     disown
     until [ -e "$DIR/ready" ]; do
-        kill -0 $! 2>/dev/null || { cat "$DIR/log" >&2; stop; exit 2; }
+        kill -0 $! 2>/dev/null || { cat "$DIR/log" >&2 || true; stop; exit 2; }
         sleep 0.05
     done
 }
@@ -184,7 +186,10 @@ $3
 }
 END
 }
-accept() { on "$1" nft delete table inet "$2" 2>/dev/null || true; }
+accept() {
+    host "$1" >/dev/null
+    on "$1" nft delete table inet "$2" 2>/dev/null || true
+}
 
 cut() {  # cut A B, or with a third word what is done to what A sends to B instead
     local i
@@ -229,6 +234,7 @@ freeze() {
 
 thaw() {
     local pid parents=()
+    host "$1" >/dev/null
     accept "$1" freeze
     for pid in $(processes "$1"); do  # nsenter, outside, stops itself when its child is stopped
         parents+=("$(awk '/^PPid:/ { print $2 }' "/proc/$pid/status" 2>/dev/null)") || true
@@ -240,8 +246,8 @@ stop() {
     local name pid when i
     for name in keeper switch $(cd "$DIR" 2>/dev/null && ls -d host* 2>/dev/null); do
         pid=$(pid_of "$name") || continue
-        when=$(started "$pid")
-        if [ "$name" = keeper ]; then kill "$pid"; else kill -KILL "$pid"; fi
+        when=$(started "$pid") || true
+        if [ "$name" = keeper ]; then kill "$pid" || true; else kill -KILL "$pid" || true; fi
         for ((i = 0; i < 200; i++)); do
             [ "$(started "$pid")" = "$when" ] || break
             sleep 0.05
@@ -251,6 +257,8 @@ stop() {
     rmdir "$DIR" 2>/dev/null || true
 }
 
+# What only root may write is followed, and nothing that somebody else has put there.
+[ ! -e "$DIR" ] || { [ -O "$DIR" ] && [ ! -L "$DIR" ]; } || die "$DIR: belongs to somebody else"
 expect() { [ "$1" = "$2" ] || die "$3"; }  # expect NUMBER FOUND WHAT
 case ${1:-} in
     start) shift; start "$@" ;;

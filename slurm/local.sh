@@ -7,8 +7,8 @@
 # cgroups, so it also works in containers and small virtual machines.
 #
 #   slurm/local.sh start         install what is missing, start, wait until idle
-#   slurm/local.sh start --hosts N   the same, with a host of slurm/hosts.sh for each of the nodes
-#                                host1..hostN, and one more for slurmctld and srun (root)
+#   slurm/local.sh [start] --hosts N   the same, with a host of slurm/hosts.sh for each of the
+#                                nodes host1..hostN, and one more for slurmctld and srun (root)
 #   slurm/local.sh stop          cancel the jobs, end the daemons it started
 #   slurm/local.sh status        daemons, nodes and jobs (exit 0: all daemons up)
 #   slurm/local.sh env           shell lines for:  eval "$(slurm/local.sh env)"
@@ -230,9 +230,14 @@ start() {
     flock -w 120 9 || die "another slurm/local.sh is at work in $DIR"
     install_packages
 
-    if ! alive slurmctld >/dev/null; then
+    if alive slurmctld >/dev/null; then
+        n=$(node_names | grep -c '^host' || true)
+        [ -z "$hosted" ] || [ "$n" = "$NODES" ] || die "start --hosts $NODES: a cluster of \
+$(node_names | xargs) runs; stop it first"
+    else
+        [ ! -d "$VIGPIPE_HOSTS_DIR" ] || "$HOSTS" stop
         if [ -n "$hosted" ]; then
-            "$HOSTS" run host1 true 2>/dev/null || { "$HOSTS" stop; "$HOSTS" start $((NODES + 1)) 9>&-; }
+            "$HOSTS" start $((NODES + 1)) 9>&-
             host=host$((NODES + 1)) addr=10.213.0.$((NODES + 1))
         else
             host=$(uname -n); host=${host%%.*}
@@ -376,6 +381,8 @@ status() {
     return $rc
 }
 
+# Only what is ours says which processes, hosts and settings there are.
+[ ! -e "$DIR" ] || { [ -O "$DIR" ] && [ ! -L "$DIR" ]; } || die "$DIR belongs to somebody else"
 case ${1:-help} in
     start) shift; start "$@" ;;
     --hosts) start "$@" ;;

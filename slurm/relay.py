@@ -1,4 +1,4 @@
-"""Delay what the hosts of slurm/hosts.sh send, where the kernel has no netem: a switch of tap devices.
+"""Be the switch between the hosts of slurm/hosts.sh, and delay what they send: without netem.
 
     relay.py MILLISECONDS PID ...
 
@@ -7,6 +7,7 @@ others so much later. It says "ready" once all are there, and needs only Python'
 """
 
 import collections
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -51,17 +52,11 @@ def relay(taps: list[int], delay: float) -> None:
             target = port_of.get(frame[_HEADER : _HEADER + 6])
             for tap in [target] if target is not None else taps:
                 if tap != source:
-                    try:
+                    with contextlib.suppress(OSError):  # its interface is down, or its queue full
                         os.write(tap, frame)
-                    except OSError:  # its interface is down
-                        pass
-
-
-def main() -> None:
-    taps = [open_tap(int(pid)) for pid in sys.argv[2:]]
-    print("ready", flush=True)
-    relay(taps, float(sys.argv[1]) / 1000)
 
 
 if __name__ == "__main__":
-    main()
+    all_taps = [open_tap(int(pid)) for pid in sys.argv[2:]]
+    print("ready", flush=True)
+    relay(all_taps, float(sys.argv[1]) / 1000)

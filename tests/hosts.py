@@ -1,7 +1,14 @@
 """Hosts with an address and a name each: those of slurm/hosts.sh, host1 and so on."""
 
+import contextlib
+import os
+import shutil
+import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
 
 from tests.world import ROOT
 
@@ -34,3 +41,36 @@ def ranks_by_hand(ranks_a_host: Sequence[int]) -> Iterator[tuple[int, dict[str, 
                 },
             )
             rank += 1
+
+
+def skip_without(stderr: str) -> None:
+    """Skip a test if hosts could not be started because there may be none here."""
+    if "allows no namespaces" in stderr or "needs root" in stderr:
+        pytest.skip(stderr.strip())
+
+
+def skip_without_nft() -> None:
+    """Skip a test of what slurm/hosts.sh does with nftables where there is none."""
+    if shutil.which("nft", path=f"{os.environ['PATH']}:/usr/sbin") is None:
+        pytest.skip("nft is missing: install Debian's nftables")
+
+
+@contextlib.contextmanager
+def some_hosts(folder: Path, *options: str) -> Iterator[dict[str, str]]:
+    """Start two hosts with options of slurm/hosts.sh; yield the variables that name them."""
+    variables = {"VIGPIPE_HOSTS_DIR": str(folder / "hosts")}
+    environment = os.environ | variables
+    line = [HOSTS, "start", "2", "--until", str(os.getpid()), *options]
+    started = subprocess.run(line, env=environment, capture_output=True, text=True)
+    skip_without(started.stderr)
+    assert started.returncode == 0, started.stderr
+    try:
+        yield variables
+    finally:
+        subprocess.run([HOSTS, "stop"], env=environment, check=True)
+
+
+def change(hosts: Mapping[str, str], *words: str) -> str:
+    """Call slurm/hosts.sh, and return what it prints."""
+    line, variables = [HOSTS, *words], os.environ | hosts
+    return subprocess.run(line, env=variables, check=True, capture_output=True, text=True).stdout

@@ -22,7 +22,7 @@ class InputError(ValueError):
     Commands print it to stderr without a traceback and exit with code 2.
     """
 
-    # Who finds it, of the ranks of a job that have not met: this one, all of a host, or all.
+    # Who finds it, of the ranks of a job: this one, all of a host, or all.
     found_by: Literal["rank", "host", "job"] = "rank"
 
 
@@ -54,7 +54,7 @@ class StrangerError(RuntimeError):
 
 
 class UnreachableError(RuntimeError):
-    """Ranks cannot be connected, described in one sentence that is the same on all that know it."""
+    """Ranks cannot be connected, described in one sentence."""
 
 
 class TrainingError(RuntimeError):

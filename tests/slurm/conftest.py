@@ -28,12 +28,16 @@ def free_ports(count: int) -> int:
     raise AssertionError("no free ports")
 
 
-@pytest.fixture(scope="session")
-def cluster():
-    """Environment variables of a Slurm of two nodes, which ends with the session."""
+def skip_without_slurm() -> None:
     installed = all(map(shutil.which, ("srun", "slurmctld", "slurmd", "munged")))
     if not installed and not os.environ.get("CI"):
         pytest.skip("Slurm is not installed; with CI=true and as root this installs it")
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """Environment variables of a Slurm of two nodes, which ends with the session."""
+    skip_without_slurm()
     # Not below pytest's own folder: munged wants a socket that every user could reach.
     folder = Path(tempfile.mkdtemp(prefix="vigpipe-slurm-"))
     env = {

@@ -15,8 +15,18 @@ from typing import NamedTuple
 import pytest
 from safetensors.torch import load_file
 
-from tests.hosts import HOSTS, PORT, TORCHRUN, on_host, ranks_by_hand
-from tests.slurm.conftest import LOCAL, free_ports
+from tests.hosts import (
+    HOSTS,
+    PORT,
+    TORCHRUN,
+    change,
+    on_host,
+    ranks_by_hand,
+    skip_without,
+    skip_without_nft,
+    some_hosts,
+)
+from tests.slurm.conftest import LOCAL, free_ports, skip_without_slurm
 from tests.small_digits import SMALL_DIGITS
 from tests.world import PROMPT, Command, run_command, start_command, wait_until
 from vigpipe.files.untrusted import read_json
@@ -32,22 +42,10 @@ PORTS = "30000-30015"
 LATE_SECONDS = 3
 
 
-@contextlib.contextmanager
-def some_hosts(folder: Path, *options: str) -> Iterator[dict[str, str]]:
-    """Start two hosts with options of slurm/hosts.sh; yield the variables that name them."""
-    variables = {"VIGPIPE_HOSTS_DIR": str(folder / "hosts")}
-    environment = {**os.environ, **variables}
-    line = [HOSTS, "start", "2", "--until", str(os.getpid()), *options]
-    subprocess.run(line, env=environment, check=True)
-    try:
-        yield variables
-    finally:
-        subprocess.run([HOSTS, "stop"], env=environment, check=True)
-
-
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[dict[str, str]]:
     """The variables of four hosts, and of a Slurm whose nodes they are; host5 has slurmctld."""
+    skip_without_slurm()
     folder = Path(tempfile.mkdtemp(prefix="vigpipe-slurm-"))
     environment = {
         "SLURM_LOCAL_DIR": str(folder),
@@ -60,11 +58,8 @@ def hosts() -> Iterator[dict[str, str]]:
         line, variables = ["bash", str(LOCAL), "start", "--hosts", "4"], os.environ | environment
         started = subprocess.run(line, env=variables, stdout=file, stderr=file)
     try:
-        if started.returncode:
-            why = log.read_text()
-            if "allows no namespaces" in why or "needs root" in why:
-                pytest.skip(why.strip())
-            raise AssertionError(why)
+        skip_without(log.read_text())
+        assert started.returncode == 0, log.read_text()
         yield environment
     finally:
         log.unlink()
@@ -98,12 +93,6 @@ def run_ranks(
     """Start the ranks of a run by hand, and wait for their ends."""
     with ExitStack() as stack:
         return end(start_ranks(stack, hosts, out, ranks_a_host, *options, **more))
-
-
-def change(hosts: dict[str, str], *words: str) -> str:
-    """Call slurm/hosts.sh, and return what it prints."""
-    line, variables = [HOSTS, *words], os.environ | hosts
-    return subprocess.run(line, env=variables, check=True, capture_output=True, text=True).stdout
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +174,7 @@ def test_a_name_that_leads_to_the_host_itself_is_refused(hosts, tmp_path):
 
 def test_a_firewall_is_named_and_ports_keep_within_it(hosts, on_one_host, tmp_path):
     """Without a word, gloo tried to connect for five times --timeout."""
+    skip_without_nft()
     short = [*TWO_RANKS, *SHORT]
     with some_hosts(tmp_path) as walled:
         for host in ("host1", "host2"):
@@ -226,6 +216,9 @@ def test_files_of_other_hosts_may_be_seen_seconds_later(on_one_host, tmp_path):
                 "the folder is there",
                 running=folder,
             )
+        change(late, "run", "host1", "touch", str(mount / "new"))
+        assert change(late, "run", "host1", "ls", str(mount)) == "new\n"
+        assert not change(late, "run", "host2", "ls", str(mount))
         first, second = run_ranks(late, mount / "out", [1, 1], *options)
         assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
         for name in ("model.safetensors", "summary.json"):
@@ -244,7 +237,7 @@ def test_a_folder_that_hosts_do_not_share_is_refused(tmp_path):
         change(apart, "run", "host2", "mount", "-t", "tmpfs", "tmpfs", str(out.parent))
         ended = run_ranks(apart, out, [1, 1])
     assert [done.returncode for done in ended] == [2, 2]
-    assert f"--out {out}: is not there on host2, but on host1; choose" in ended[0].stderr
+    assert f"--out {out}: is not there on host2; choose" in ended[0].stderr
 
 
 NUM_BYTES = 4 * 197_770  # of the weights of vig_digits

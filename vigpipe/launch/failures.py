@@ -310,11 +310,13 @@ def _report(
             return code  # start_local sees which rank was killed or is frozen, and prints that
         if may_be_explained and _appears(is_explained_by, launch, folders, began):
             return code
+        if isinstance(error, UnreachableError) and launch.local_rank > 0:
+            return code  # the first rank of its host says so
         if kind == "lost peer" and (silent := silent_hosts()):
             message = f"{message}; {silent}"
             text = line(f"rank {launch.rank} lost a peer: {message}")
             _record(launch, folders, code=code, kind=kind, message=message)
-        if isinstance(error, InputError) and not has_met:
+        if isinstance(error, InputError) and (not has_met or error.found_by == "job"):
             text = _wrong_input(error, message, launch)
         sys.stderr.write(text)  # one call, so that ranks do not mix their lines
         sys.stderr.flush()

@@ -13,9 +13,9 @@ import psutil
 
 from vigpipe.errors import InputError
 from vigpipe.launch.environment import Launch
-from vigpipe.launch.ports import is_loopback
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
+_FAMILIES = socket.AF_INET, socket.AF_INET6
 
 
 def use_loopback() -> None:
@@ -64,14 +64,19 @@ def own_address() -> tuple[str, str, socket.AddressFamily]:
     Without an interface gloo takes the address that this host's own name has.
     """
     name = os.environ.get(VARIABLE, "").partition(",")[0]
-    for family, address, *_ in psutil.net_if_addrs().get(name, ()):
-        if family in (socket.AF_INET, socket.AF_INET6):
-            return name, address.partition("%")[0], socket.AddressFamily(family)
+    found = [one for one in psutil.net_if_addrs().get(name, ()) if one.family in _FAMILIES]
+    if found:
+        return name, found[0].address.partition("%")[0], socket.AddressFamily(found[0].family)
     host = socket.gethostname()
     with contextlib.suppress(OSError):
         family, *_, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         return f"the address of its own name, {host}", str(address[0]), family
     return "lo", "127.0.0.1", socket.AF_INET
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address leads to the host itself."""
+    return address == "::1" or address.startswith("127.")
 
 
 def _route(host: str) -> tuple[str, str]:

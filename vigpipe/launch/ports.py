@@ -12,11 +12,12 @@ import random
 import re
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from vigpipe.errors import InputError
 from vigpipe.launch.environment import Launch
+from vigpipe.launch.interface import is_loopback
 
 LEAST, MOST = 1024, 65535  # below only root may listen
 _LIBRARIES = re.compile(r"/lib(torch_cpu|nccl)\.so")
@@ -25,7 +26,8 @@ _PT_DYNAMIC, _PLTRELSZ, _STRTAB, _SYMTAB, _RELA, _RELASZ, _JMPREL = 2, 2, 5, 6, 
 _SYMBOL_BYTES = 24
 _READ_AND_WRITE = 1 | 2  # PROT_READ | PROT_WRITE
 
-_range: range | None = None  # what --ports allows
+_ports: range | None = None  # those of --ports that this rank may take
+_option = ""  # as it was given
 _has_failed = False  # to find a free one of them
 _kept: list[Any] = []  # what the libraries call must not be freed
 
@@ -78,13 +80,17 @@ def use_ports(text: str | None, launch: Launch) -> None:
     Raises:
         InputError: --ports is wrong, or not possible with this system or torch.
     """
-    global _range
-    if text is None or launch.is_local:
+    global _ports, _option
+    if text is None:
         return
-    _range = parse_ports(text)
+    ports = parse_ports(text)
+    if launch.is_local:
+        return
+    # Between bind and listen two ranks of a host could have the same.
+    _ports, _option = ports[launch.local_rank :: launch.local_world_size], f"--ports {text}"
     if _kept:
         return
-    bind = _bind_within(_range)
+    bind = _Bind(_bind_within)
     slots = list(_slots("bind")) if sys.platform == "linux" else []
     if not slots:
         raise InputError(
@@ -100,91 +106,86 @@ def use_ports(text: str | None, launch: Launch) -> None:
 
 def listen_within(host: str, family: int) -> socket.socket:
     """Listen at a port of --ports, or at any without the option."""
-    if _range is None:
-        return socket.create_server((host, 0), family=family)
-    for port in _shuffled(_range):
-        listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+    def listen_at(port: int) -> int:
         try:
             listener.bind((host, port))
-            listener.listen()
+            listener.listen(1024)
         except OSError as error:
-            listener.close()
-            if error.errno != errno.EADDRINUSE:
-                raise
-        else:
-            return listener
-    raise _none_is_free(_range)
+            return error.errno or errno.EINVAL
+        return 0
+
+    code = listen_at(0) if _ports is None else _first_free(listen_at)
+    if code:
+        listener.close()
+        raise why_not_bound() or OSError(code, os.strerror(code))
+    return listener
 
 
 def why_not_bound() -> InputError | None:
     """Return why gloo or NCCL could not listen, if that was because --ports has too few ports."""
-    return _none_is_free(_range) if _range is not None and _has_failed else None
+    if not _has_failed:
+        return None
+    return InputError(
+        f"{_option}: none is free on {socket.gethostname()} for a rank, which takes one for each "
+        "group of ranks that it is in; give more"
+    )
 
 
 def check_ports(store_port: int) -> None:
-    """Raise RuntimeError if this process listens at a port that --ports does not name.
+    """Raise InputError if this process listens at a port that --ports does not name.
 
     Allowed are also where the ranks meet, and loopback.
     """
-    if _range is None:
+    if _ports is None:
         return
     import psutil
 
     for connection in psutil.Process().net_connections("tcp"):
         address, port = connection.laddr or ("", 0)
         is_open = connection.status == psutil.CONN_LISTEN and not is_loopback(str(address))
-        if is_open and port != store_port and port not in _range:
-            raise RuntimeError(
-                f"this rank listens at port {port}, which is not one of --ports "
-                f"{_range[0]}-{_range[-1]}; leave the option out, and let all ports through"
+        if is_open and port != store_port and port not in _ports:
+            raise InputError(
+                f"{_option}: a rank on {socket.gethostname()} listens at port {port} all the same; "
+                "leave the option out, and let all ports through"
             )
 
 
-def is_loopback(address: str) -> bool:
-    """Whether an address leads to the host itself."""
-    return address == "::1" or address.startswith("127.")
+def _first_free(attempt: Callable[[int], int]) -> int:
+    """Try ports of --ports until one is free; return the error of the last attempt, 0 for none."""
+    global _has_failed
+    assert _ports is not None
+    code = errno.EADDRINUSE
+    for port in random.Random(os.getpid()).sample(_ports, len(_ports)):
+        code = attempt(port)
+        if code != errno.EADDRINUSE:
+            break
+    _has_failed = code == errno.EADDRINUSE
+    return code
 
 
-def _shuffled(ports: range) -> list[int]:
-    """Return the ports in an order that other ranks of this host do not have."""
-    return random.Random(os.getpid()).sample(ports, len(ports))
-
-
-def _none_is_free(ports: range) -> InputError:
-    return InputError(
-        f"--ports {ports[0]}-{ports[-1]}: none is free on {socket.gethostname()}; a rank takes one "
-        "for each group of ranks that it is in: give more"
-    )
-
-
-def _bind_within(ports: range) -> Any:
-    """Return a function for C that does what bind does, but for port 0 chooses one of `ports`."""
-    libc = ctypes.CDLL(None, use_errno=True)
+def _bind_within(descriptor: int, address: int, size: int) -> int:
+    """Do what bind does, but instead of port 0 choose one of --ports; C calls this."""
+    libc: Any = ctypes.CDLL(None, use_errno=True)
     libc.bind.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32)
-
-    def bind(descriptor: int, address: int, size: int) -> int:
-        global _has_failed
-        family = ctypes.c_uint16.from_address(address).value
-        port = ctypes.c_uint16.from_address(address + 2)  # also of IPv6
+    try:
+        copy = ctypes.create_string_buffer(ctypes.string_at(address, size), size)
+        family = ctypes.c_uint16.from_buffer(copy).value
+        port = ctypes.c_uint16.from_buffer(copy, 2)  # also of IPv6
         if family not in (socket.AF_INET, socket.AF_INET6) or port.value:
-            return libc.bind(descriptor, address, size)
-        # With SO_REUSEADDR, as gloo has it, two ranks could bind to one port, and only one listen.
-        no = ctypes.c_int(0)
-        libc.setsockopt(
-            descriptor, socket.SOL_SOCKET, socket.SO_REUSEADDR, ctypes.byref(no), ctypes.sizeof(no)
-        )
-        for chosen in _shuffled(ports):
-            port.value = socket.htons(chosen)
-            if libc.bind(descriptor, address, size) == 0:
-                return 0
-            if ctypes.get_errno() != errno.EADDRINUSE:
-                break
-        else:
-            _has_failed = True
-        port.value = 0
-        return -1
+            return libc.bind(descriptor, copy, size)
 
-    return _Bind(bind)
+        def bind_to(chosen: int) -> int:
+            port.value = socket.htons(chosen)
+            return libc.bind(descriptor, copy, size) and ctypes.get_errno()
+
+        code = _first_free(bind_to)
+    except BaseException:  # which C would not see
+        return -1
+    ctypes.set_errno(code)
+    return -1 if code else 0
 
 
 def _slots(function: str) -> Iterator[int]:

@@ -9,12 +9,12 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vigpipe.errors import InputError, StrangerError, UnreachableError
+from vigpipe.errors import InputError, StrangerError
 from vigpipe.launch.environment import LONG_WAIT_SECONDS, Launch, digest
-from vigpipe.launch.failures import sentence_of
+from vigpipe.launch.failures import is_lost_peer, sentence_of
 from vigpipe.launch.interface import check_chosen, use_loopback, use_route
 from vigpipe.launch.ports import check_ports, why_not_bound
-from vigpipe.launch.reach import await_meeting_place, await_ranks, check_hosts, check_name
+from vigpipe.launch.reach import await_meeting_place, check_hosts, check_name, meet_all
 from vigpipe.launch.secret import agree_on_secret
 from vigpipe.launch.signals import leave_ignored
 from vigpipe.proof import prove_group, use_secret
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 OWNER_KEY = "vigpipe/owner"  # key of the store that holds the digest of its run_id
+_TOGETHER_SECONDS = 60.0
 LOOPBACK = ("127.0.0.1", "localhost")
 
 
@@ -91,11 +92,11 @@ def init_process_group(
     except StrangerError:
         raise
     except RuntimeError as error:
-        if launch.is_local or why_not_bound():
+        if launch.is_local or why_not_bound() or not is_lost_peer(error):
             raise
-        raise UnreachableError(
-            f"gloo cannot connect the ranks ({sentence_of(str(error))}): let the firewalls between "
-            "the hosts pass TCP to all ports, or to those of --ports"
+        raise RuntimeError(
+            f"gloo cannot connect the ranks ({sentence_of(str(error))}); if firewalls between the "
+            "hosts let only some ports through, give --ports"
         ) from error
     if not launch.is_local:
         check_ports(_meeting_place(launch)[1])
@@ -148,7 +149,10 @@ def _joined(store: Any, launch: Launch, seconds: float) -> Any:
             )
     run_store = dist.PrefixStore(launch.run_id, store)
     if launch.launcher in ("srun", "torchrun"):
-        await_ranks(run_store, launch, *_meeting_place(launch), seconds)
+        name = meet_all(run_store, launch, *_meeting_place(launch), seconds)
+        run_store = dist.PrefixStore(name, run_store)
+        # All are here, but one may look for another host or a file for a while.
+        store.set_timeout(timedelta(seconds=max(seconds, _TOGETHER_SECONDS)))
     else:  # a launcher on this host looks after them
         run_store.set(f"here/{launch.rank}", "")
         run_store.wait([f"here/{rank}" for rank in range(launch.world_size)])

@@ -5,7 +5,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from vigpipe.errors import InputError
@@ -22,64 +23,68 @@ _LOOK_SECONDS = 0.1
 def check_shared(folder: Path, launch: Launch) -> None:
     """Raise InputError, the same on all ranks, unless all hosts see and write the same folder.
 
-    All ranks call this. The first rank of each host writes a file; rank 0 looks for those of all
-    hosts, and the others for that of rank 0.
+    All ranks call this. The first rank of each host writes a file. When all have, rank 0 looks for
+    those of all hosts, and the others for that of rank 0: nobody looks before a file is there, as
+    NFS would remember for a minute that it is not.
     """
     if launch.is_local:
         return
-    token = broadcast_value(secrets.token_hex(8), launch.world_size)
+    world_size = launch.world_size
+    token = broadcast_value(secrets.token_hex(8), world_size)
     here = socket.gethostname() if launch.local_rank == 0 else ""
-    hosts = all_gather_values(here, launch.world_size)
-    others = [rank for rank in range(launch.world_size) if hosts[rank]] if launch.rank == 0 else [0]
-
-    def marker(rank: int) -> Path:
-        return folder / f".seen-{token}-{rank}"
-
-    problem = run_with_heartbeats(
-        lambda: _problem(folder, marker, launch.rank, hosts, others), launch.world_size
-    )
-    problems = [p for p in all_gather_values(problem, launch.world_size) if p]
-    if here:
+    own = folder / f".seen-{token}-{launch.rank}"
+    try:
+        problem = _write(own, folder, here) if here else ""
+        facts = all_gather_values({"host": here, "problem": problem}, world_size)
+        hosts = [fact["host"] for fact in facts]
+        problems = [fact["problem"] for fact in facts if fact["problem"]]
+        if not problems:
+            others = range(1, world_size) if launch.rank == 0 else range(1)
+            looked_for = {folder / f".seen-{token}-{rank}": hosts[rank] for rank in others if here}
+            look = partial(_look, folder, here, {p: h for p, h in looked_for.items() if h})
+            # It may take longer than --timeout.
+            problems = list(
+                filter(None, all_gather_values(run_with_heartbeats(look, world_size), world_size))
+            )
+    finally:
         with contextlib.suppress(OSError):
-            marker(launch.rank).unlink()
+            own.unlink()
     if problems:
-        # What another host says is more exact than that rank 0 does not see it.
-        raise InputError(f"--out {folder}: {problems[-1]}; choose a folder that all hosts share")
+        raise InputError(f"--out {folder}: {problems[0]}; choose a folder that all hosts share")
 
 
-def _problem(
-    folder: Path,
-    marker: Callable[[int], Path],
-    rank: int,
-    hosts: Sequence[str],
-    others: Sequence[int],
-) -> str:
-    """Write this host's file, and look for those of others; return what is wrong, empty if none."""
-    if not hosts[rank]:
-        return ""
+def _write(own: Path, folder: Path, here: str) -> str:
+    """Write the file of this host; return what is wrong, empty if nothing is."""
+    try:
+        for place in (*reversed(folder.parents), folder):
+            if not place.is_dir() and not _is_made_elsewhere(place):
+                return f"is not there on {here}"
+        own.touch(exist_ok=False)
+    except OSError as error:
+        return f"{here} cannot write there ({error.strerror or error})"
+    return ""
+
+
+def _is_made_elsewhere(place: Path) -> bool:
+    """Whether a folder is there that this host does not see yet: it cannot be made again."""
+    try:
+        place.mkdir()
+    except FileExistsError:
+        return True
+    place.rmdir()
+    return False
+
+
+def _look(folder: Path, here: str, host_of: Mapping[Path, str]) -> str:
+    """Look for files of other hosts; return what is wrong, empty if nothing is."""
     began, has_told = time.monotonic(), False
-
-    def has_time(what: str) -> bool:
-        nonlocal has_told
-        waited = time.monotonic() - began
-        if waited > _NOTE_SECONDS and not has_told:
-            has_told = True
-            tell(f"note: {hosts[rank]} waits to see in {folder} {what}")
-        time.sleep(_LOOK_SECONDS)
-        return waited < PATIENCE_SECONDS
-
-    while True:
-        try:
-            marker(rank).touch(exist_ok=False)
-            break
-        except FileNotFoundError:
-            if not has_time(f"what {hosts[0]} has written there"):
-                return f"is not there on {hosts[rank]}, but on {hosts[0]}"
-        except OSError as error:
-            return f"{hosts[rank]} cannot write there ({error.strerror or error})"
-    for other in others:
-        what = f"what {hosts[other]} has written there"
-        while not os.path.lexists(marker(other)):
-            if not has_time(what):
-                return f"{hosts[rank]} does not see {what}"
+    for path, host in host_of.items():
+        while not os.path.lexists(path):
+            waited = time.monotonic() - began
+            if waited > PATIENCE_SECONDS:
+                return f"{here} does not see what {host} has written there"
+            if waited > _NOTE_SECONDS and not has_told:
+                has_told = True
+                tell(f"note: {here} waits to see in {folder} what {host} has written there")
+            time.sleep(_LOOK_SECONDS)
     return ""
