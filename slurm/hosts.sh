@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # slurm/hosts.sh - several hosts on one Linux machine, each with an address and a name of its own.
 #
-# For trying vigpipe over a network without a cluster, and for tests/hosts. A host is a process with
+# For trying vigpipe over a network without a cluster, and for tests/slurm. A host is a process with
 # namespaces of its own (network, name, mounts, process ids); its only interfaces are lo and eth0,
 # which leads to a switch between the hosts, and as on every Debian its own name means 127.0.1.1 on
 # itself. Files are shared.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 OWNER_KEY = "vigpipe/owner"  # key of the store that holds the digest of its run_id
-_TOGETHER_SECONDS = 60.0
+_TOGETHER_SECONDS = 60.0  # for which ranks that have met wait for what another does, at least
 LOOPBACK = ("127.0.0.1", "localhost")
 
 
@@ -113,8 +113,8 @@ def _make_store(launch: Launch, timeout: timedelta) -> Any:
     host, port = _meeting_place(launch)
     check_name(launch, host, port)
     # torchrun's agent has made one already.
-    is_given = launch.launcher == "torchrun" and "TORCHELASTIC_RUN_ID" in os.environ
-    is_given = is_given and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    has_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    is_given = launch.launcher == "torchrun" and has_agents
     arguments: dict[str, Any] = {"timeout": timeout, "wait_for_workers": False}
     if launch.rank == 0 and not is_given:
         arguments |= {"is_master": True, "master_listen_fd": _listen(launch, host, port)}
