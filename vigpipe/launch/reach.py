@@ -27,7 +27,6 @@ _HOST_SECONDS = 10.0  # for the hosts to reach one another
 _PROBE_SECONDS = 1.0  # for hosts to answer when a peer was lost
 _AT_ONCE = 128  # connections that a host tries: a process may not have many files open
 _ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
-_FIREWALL = "let the firewalls between the hosts pass TCP to that port"
 
 
 class Door(NamedTuple):
@@ -63,8 +62,8 @@ def await_meeting_place(launch: Launch, host: str, port: int, seconds: float) ->
             _check_is_elsewhere(launch, host, port)
         if waited > seconds:
             raise UnreachableError(
-                f"{here} has found no {place} for {seconds:g} s ({why}): start it there, and "
-                f"{_FIREWALL}"
+                f"{here} has found no {place} for {seconds:g} s ({why}): start it there"
+                f"{_firewalls(launch)}"
             )
         if waited > NOTE_SECONDS and not has_told and launch.local_rank == 0:
             has_told = True
@@ -115,7 +114,7 @@ def meet_all(store: Any, launch: Launch, host: str, port: int, seconds: float) -
         if waited > seconds:
             failure = (
                 f"{which} did not come to {_told(host, port)} within {seconds:g} s: start all "
-                f"ranks, and {_FIREWALL}"
+                f"ranks{_firewalls(launch)}"
             )
             store.set(f"all/{name}", failure)
             time.sleep(_READ_SECONDS)
@@ -279,6 +278,12 @@ def _cure(launch: Launch) -> str:
     if launch.launcher == "torchrun" and "TORCHELASTIC_RUN_ID" in os.environ:
         return "give each torchrun --local-addr with an address of its node"
     return "set MASTER_ADDR to an address of that node which every node can reach"
+
+
+def _firewalls(launch: Launch) -> str:
+    if launch.is_local:
+        return ""
+    return ", and let the firewalls between the hosts pass TCP to that port"
 
 
 def _told(host: str, port: int) -> str:
