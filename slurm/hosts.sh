@@ -46,8 +46,10 @@ pid_of() {
     echo "$pid"
 }
 host() {  # host NAME: its process id
-    [[ $1 = host* ]] && pid_of "$1" ||
-        die "no such host: '$1' (have: $(cd "$DIR" 2>/dev/null && ls -d host* 2>/dev/null | xargs))"
+    local names
+    names=$(cd "$DIR" 2>/dev/null && ls -d host* 2>/dev/null | xargs) || true
+    [[ " $names " = *" $1 "* && $1 = host* ]] || die "no such host: '$1' (have: $names)"
+    pid_of "$1" || die "$1 has ended: slurm/hosts.sh stop, and start again"
 }
 on() {  # on HOST CMD: in its network
     local pid
@@ -153,11 +155,15 @@ start() {
     done
     [ "$(id -u)" = 0 ] || die "start: needs root, for namespaces of networks"
     command -v ip >/dev/null || die "ip is missing: install Debian's iproute2"
-    [[ $DIR != *[!A-Za-z0-9/._-]* ]] || die "$DIR: expected a folder of letters, digits and . _ -"
-    [ -d "$DIR" ] || mkdir -m 700 "$DIR" || die "$DIR: cannot be made"
+    [[ $DIR =~ ^/[A-Za-z0-9/._-]+$ ]] || die "$DIR: expected an absolute folder of letters, digits and . _ -"
+    [ -z "$until" ] || kill -0 "$until" 2>/dev/null || die "start --until $until: there is no such process"
+    mkdir -p -m 700 "$DIR" || die "$DIR: cannot be made"
+    chmod 700 "$DIR"
+    exec 9>"$DIR/lock"
+    flock -n 9 || die "another start is under way"
     ! pid_of keeper >/dev/null || die "hosts run already: slurm/hosts.sh stop"
-    rm -f "$DIR/ready"
-    setsid bash "$0" keep "$count" "$rate" "$delay" "$ipv6" "$no_names" "$until" </dev/null >"$DIR/log" 2>&1 &
+    rm -f "$DIR"/{host,names}* "$DIR"/{switch,ready}
+    setsid bash "$0" keep "$count" "$rate" "$delay" "$ipv6" "$no_names" "$until" </dev/null >"$DIR/log" 2>&1 9>&- &
     disown
     until [ -e "$DIR/ready" ]; do
         kill -0 $! 2>/dev/null || { cat "$DIR/log" >&2 || true; stop; exit 2; }
@@ -208,7 +214,7 @@ allow() {
         type filter hook input priority 0
         iifname lo accept
         tcp flags & (syn | ack) == syn tcp dport != { $2 } drop
-    }"
+    }" 2>/dev/null || die "allow: expected ports from 1 to 65535, got '$2'"
 }
 
 # processes HOST: its processes, but for the one that has its namespaces.
@@ -232,28 +238,36 @@ freeze() {
     kill -STOP $(processes "$1") 2>/dev/null || true
 }
 
-thaw() {
-    local pid parents=()
-    host "$1" >/dev/null
-    accept "$1" freeze
-    for pid in $(processes "$1"); do  # nsenter, outside, stops itself when its child is stopped
-        parents+=("$(awk '/^PPid:/ { print $2 }' "/proc/$pid/status" 2>/dev/null)") || true
+# waiters HOST: what waits, outside, for its processes: nsenter stops itself when one is stopped.
+waiters() {
+    local pid parent
+    for pid in $(processes "$1"); do
+        parent=$(awk '/^PPid:/ { print $2 }' "/proc/$pid/status" 2>/dev/null) || continue
+        [ "$(cat "/proc/$parent/comm" 2>/dev/null)" != nsenter ] || echo "$parent"
     done
-    kill -CONT $(processes "$1") ${parents[@]+"${parents[@]}"} 2>/dev/null || true
+}
+
+thaw() {
+    accept "$1" freeze
+    kill -CONT $(processes "$1") $(waiters "$1") 2>/dev/null || true
 }
 
 stop() {
-    local name pid when i
+    local name pid when i waiting=()
+    for name in $(cd "$DIR" 2>/dev/null && ls -d host* 2>/dev/null); do
+        ! pid_of "$name" >/dev/null || waiting+=($(waiters "$name"))
+    done
     for name in keeper switch $(cd "$DIR" 2>/dev/null && ls -d host* 2>/dev/null); do
         pid=$(pid_of "$name") || continue
         when=$(started "$pid") || true
         if [ "$name" = keeper ]; then kill "$pid" || true; else kill -KILL "$pid" || true; fi
+        kill -CONT ${waiting[@]+"${waiting[@]}"} 2>/dev/null || true
         for ((i = 0; i < 200; i++)); do
             [ "$(started "$pid")" = "$when" ] || break
             sleep 0.05
         done
     done
-    rm -f "$DIR"/{host,names}* "$DIR"/{keeper,switch,taps,ready,log}
+    rm -f "$DIR"/{host,names}* "$DIR"/{keeper,switch,taps,ready,log,lock}
     rmdir "$DIR" 2>/dev/null || true
 }
 
@@ -271,5 +285,5 @@ case ${1:-} in
     freeze | thaw) expect 2 $# "$1: expected a host"; "$1" "$2" ;;
     keep) shift; keep "$@" ;;
     stop) stop ;;
-    *) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0"; [ $# = 0 ] || exit 2 ;;
+    *) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0"; [[ $# = 0 || $1 = -h || $1 = --help ]] || exit 2 ;;
 esac

@@ -315,6 +315,10 @@ signal_node() {  # signal_node NAME SIGNAL: slurmd, then step daemons, then task
     for pid in ${steps[@]+"${steps[@]}"} ${tasks[@]+"${tasks[@]}"}; do
         kill "-$2" "$pid" 2>/dev/null || true
     done
+    if [ "$2" = CONT ] && pid=$(alive "slurmd-$1"); then  # nsenter has stopped with it
+        pid=$(awk '/^PPid:/ { print $2 }' "/proc/$pid/status")
+        [ "$(cat "/proc/$pid/comm" 2>/dev/null)" != nsenter ] || kill -CONT "$pid"
+    fi
     say "SIG$2 to $1: slurmd, ${#steps[@]} step daemons, ${#tasks[@]} task processes"
 }
 

@@ -50,6 +50,7 @@ OTHERS = {
     "python -m vigpipe.model.table": "tests/model/test_table.py",
     "slurm/hosts.sh": "tests/slurm",
     "slurm/local.sh": "tests/slurm",
+    "wait": "by hand",
     "uv pip compile": "by hand",
 }
 # Commands that are run here, in this order and in one folder, and what is added to make them short.

@@ -47,11 +47,7 @@ ONE_NODE = {
 @pytest.mark.parametrize(
     ("env", "expected"),
     [
-        (TORCHRUN, Launch(3, 4, 1, 2, "torchrun", "env://", "run7.0")),
-        (
-            {**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "2"},
-            Launch(3, 4, 1, 2, "torchrun", "env://", "run7.2"),
-        ),
+        (TORCHRUN, Launch(3, 4, 1, 2, "torchrun", "env://", "run7")),
         (
             {**TORCHRUN, FOLDER_VARIABLE: "/tmp/vigpipe-x"},
             Launch(3, 4, 1, 2, "local", "file:///tmp/vigpipe-x/ranks", "vigpipe-x"),
@@ -67,7 +63,7 @@ ONE_NODE = {
             Launch(3, 4, 0, 1, "srun", "tcp://10.0.0.1:5", "slurm-12.3.1"),
         ),
         # torchrun inside an srun step
-        ({**SRUN, **TORCHRUN}, Launch(3, 4, 1, 2, "torchrun", "env://", "run7.0")),
+        ({**SRUN, **TORCHRUN}, Launch(3, 4, 1, 2, "torchrun", "env://", "run7")),
     ],
 )
 def test_ranks_of_every_launcher(env, expected):

@@ -67,7 +67,7 @@ def test_gloo_listens_within_them():
 @pytest.mark.multiprocess
 def test_too_few_are_told():
     first = free_ports(4)
-    with pytest.raises(RankFailed, match=f"--ports {first}-{first + 3}: none is free on") as failed:
+    with pytest.raises(RankFailed, match=f"--ports {first}-{first + 3}: none of the 2") as failed:
         run_ranks(listen, 2, first, 4)
     assert isinstance(failed.value.__cause__, InputError)
 

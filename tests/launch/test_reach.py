@@ -84,6 +84,8 @@ def test_a_name_must_lead_to_rank_0():
         port = server.getsockname()[1]
         # As where several pretend hosts are one machine.
         reach.await_meeting_place(on_host(1), "localhost", port, SOON)
+    with pytest.raises(InputError, match=rf"^rank 0 listens on .* localhost port {port} does not"):
+        reach.check_own("localhost", port)
     here = socket.gethostname()
     match = (
         f"^the name 'localhost' of rank 0's node means .* on {here}, which is {here} itself, and"

@@ -159,7 +159,7 @@ def meet_again_as_torchrun(rank: int, world_size: int, port: int) -> list[int]:
     words = dist.TCPStore("127.0.0.1", port, is_master=False)
     sums = []
     for restart in range(2):
-        me = as_torchrun(rank, port, restart)
+        me = as_torchrun(rank, port, restart * rank)  # each agent counts its own restarts
         if rank == 0 and restart:
             words.wait(["rank 1 is waiting"])
         elif restart:

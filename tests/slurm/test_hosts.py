@@ -195,7 +195,7 @@ def test_a_firewall_is_named_and_ports_keep_within_it(hosts, on_one_host, tmp_pa
         check_equal(on_one_host[2], tmp_path / "all", ended)
         for done in run_ranks(walled, tmp_path / "few", [1, 1], *options[:-1], "30000-30000"):
             assert done.returncode == 2
-            assert "--ports 30000-30000: none is free on host" in done.stderr
+            assert "--ports 30000-30000: none of the 1 of a rank on host" in done.stderr
 
 
 def test_files_of_other_hosts_may_be_seen_seconds_later(on_one_host, tmp_path):

@@ -97,6 +97,8 @@ def test_wrong_words_are_told(tmp_path):
             ("cut host1 host9", "no such host: 'host9'"),
             ("mend host9 host1", "no such host: 'host9'"),
             ("allow host1 1;2", "allow: expected ports such as 22,29500-29510, or all, got '1;2'"),
+            ("allow host1 99999", "allow: expected ports from 1 to 65535, got '99999'"),
+            ("start 2 --until 999999999", "start --until 999999999: there is no such process"),
             ("freeze", "freeze: expected a host"),
         ]
         check_refusals(rows, call, where="slurm/hosts.sh: ")

@@ -59,8 +59,9 @@ def from_environment(env: Mapping[str, str]) -> Launch:
     if "TORCHELASTIC_RUN_ID" in env or ("RANK" in env and "WORLD_SIZE" in env):
         _text(env, "MASTER_ADDR", "the address torchrun sets")
         _count(env, "MASTER_PORT", least=1, below=65536)
-        token = f"{env.get('TORCHELASTIC_RUN_ID')}.{env.get('TORCHELASTIC_RESTART_COUNT', 0)}"
-        return _from_agent(env, "torchrun", "env://", token)
+        # Each agent has a count of restarts of its own, which says nothing of the others'.
+        run_id = env.get("TORCHELASTIC_RUN_ID") or "by-hand"
+        return _from_agent(env, "torchrun", "env://", run_id)
     # A batch script sees SLURM_NTASKS and SLURM_PROCID as well; only a step has SLURM_STEP_*.
     if "SLURM_STEP_NUM_TASKS" in env and _count(env, "SLURM_STEP_NUM_TASKS", least=1) > 1:
         return _from_srun(env)

@@ -129,8 +129,8 @@ def why_not_bound() -> InputError | None:
     if not _has_failed:
         return None
     return InputError(
-        f"{_option}: none is free on {socket.gethostname()} for a rank, which takes one for each "
-        "group of ranks that it is in; give more"
+        f"{_option}: none of the {len(_ports or ())} of a rank on {socket.gethostname()} is free; "
+        "a rank takes one for each group of ranks that it is in: give more"
     )
 
 

@@ -263,6 +263,17 @@ def check_name(launch: Launch, host: str, port: int) -> None:
         ) from None
 
 
+def check_own(host: str, port: int) -> None:
+    """Raise InputError if rank 0, which listens, is not where the ranks are told to meet."""
+    try:
+        socket.create_connection((host, port), _TRY_SECONDS).close()
+    except OSError as error:
+        raise InputError(
+            f"rank 0 listens on {socket.gethostname()}, but {_told(host, port)} does not lead "
+            f"there ({_reason(error)}): set MASTER_ADDR to an address of rank 0's node"
+        ) from None
+
+
 def _check_is_elsewhere(launch: Launch, host: str, port: int) -> None:
     """Raise InputError if the name of rank 0's node leads to this host, where rank 0 is not."""
     found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, port)}

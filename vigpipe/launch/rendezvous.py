@@ -14,7 +14,13 @@ from vigpipe.launch.environment import LONG_WAIT_SECONDS, Launch, digest
 from vigpipe.launch.failures import is_lost_peer, sentence_of
 from vigpipe.launch.interface import check_chosen, use_loopback, use_route
 from vigpipe.launch.ports import check_ports, why_not_bound
-from vigpipe.launch.reach import await_meeting_place, check_hosts, check_name, meet_all
+from vigpipe.launch.reach import (
+    await_meeting_place,
+    check_hosts,
+    check_name,
+    check_own,
+    meet_all,
+)
 from vigpipe.launch.secret import agree_on_secret
 from vigpipe.launch.signals import leave_ignored
 from vigpipe.proof import prove_group, use_secret
@@ -118,6 +124,7 @@ def _make_store(launch: Launch, timeout: timedelta) -> Any:
     arguments: dict[str, Any] = {"timeout": timeout, "wait_for_workers": False}
     if launch.rank == 0 and not is_given:
         arguments |= {"is_master": True, "master_listen_fd": _listen(launch, host, port)}
+        check_own(host, port)
     else:
         await_meeting_place(launch, host, port, timeout.total_seconds())
     return dist.TCPStore(host, port, launch.world_size, **arguments)
