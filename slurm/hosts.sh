@@ -21,9 +21,9 @@
 #   slurm/hosts.sh freeze HOST    stop all its processes and what it sends and gets; thaw HOST
 #   slurm/hosts.sh stop           end the hosts, and all that runs on them
 #
-# It needs root and Debian's iproute2 and util-linux, and for cut, half-open, allow and freeze nftables. Where
-# the kernel has no netem, packets are delayed by slurm/relay.py. Nothing of this machine's own
-# network changes, and if the first of its processes is killed, all others end.
+# It needs root and Debian's iproute2 and util-linux, and for cut, half-open, allow and freeze
+# nftables. Where the kernel has no netem, packets are delayed by slurm/relay.py. Nothing of this
+# machine's own network changes, and if the first of its processes is killed, all others end.
 #
 # Settings (environment):
 #   VIGPIPE_HOSTS_DIR   where the hosts' process ids are; only root can write there   [/run/vigpipe-hosts]
@@ -45,9 +45,10 @@ pid_of() {
     [[ $pid =~ ^[0-9]+$ && $when && $(started "$pid") = "$when" ]] || return 1
     echo "$pid"
 }
+hosts() { (cd "$DIR" 2>/dev/null && ls -d host* 2>/dev/null) || true; }  # their names
 host() {  # host NAME: its process id
     local names
-    names=$(cd "$DIR" 2>/dev/null && ls -d host* 2>/dev/null | xargs) || true
+    names=$(hosts | xargs)
     [[ " $names " = *" $1 "* && $1 = host* ]] || die "no such host: '$1' (have: $names)"
     pid_of "$1" || die "$1 has ended: slurm/hosts.sh stop, and start again"
 }
@@ -254,10 +255,10 @@ thaw() {
 
 stop() {
     local name pid when i waiting=()
-    for name in $(cd "$DIR" 2>/dev/null && ls -d host* 2>/dev/null); do
+    for name in $(hosts); do
         ! pid_of "$name" >/dev/null || waiting+=($(waiters "$name"))
     done
-    for name in keeper switch $(cd "$DIR" 2>/dev/null && ls -d host* 2>/dev/null); do
+    for name in keeper switch $(hosts); do
         pid=$(pid_of "$name") || continue
         when=$(started "$pid") || true
         if [ "$name" = keeper ]; then kill "$pid" || true; else kill -KILL "$pid" || true; fi

@@ -56,21 +56,21 @@ def skip_without_nft() -> None:
 
 
 @contextlib.contextmanager
-def some_hosts(folder: Path, *options: str) -> Iterator[dict[str, str]]:
-    """Start two hosts with options of slurm/hosts.sh; yield the variables that name them."""
+def some_hosts(folder: Path, *options: str, count: int = 2) -> Iterator[dict[str, str]]:
+    """Start hosts with options of slurm/hosts.sh; yield the variables that name them."""
     variables = {"VIGPIPE_HOSTS_DIR": str(folder / "hosts")}
     environment = os.environ | variables
-    line = [HOSTS, "start", "2", "--until", str(os.getpid()), *options]
+    line = [HOSTS, "start", str(count), "--until", str(os.getpid()), *options]
     started = subprocess.run(line, env=environment, capture_output=True, text=True)
     skip_without(started.stderr)
     assert started.returncode == 0, started.stderr
     try:
         yield variables
     finally:
-        subprocess.run([HOSTS, "stop"], env=environment, check=True)
+        change(variables, "stop")
 
 
 def change(hosts: Mapping[str, str], *words: str) -> str:
-    """Call slurm/hosts.sh, and return what it prints."""
+    """Call slurm/hosts.sh with those variables besides, and return what it prints."""
     line, variables = [HOSTS, *words], os.environ | hosts
     return subprocess.run(line, env=variables, check=True, capture_output=True, text=True).stdout

@@ -8,6 +8,7 @@ import contextlib
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -207,6 +208,16 @@ def _failure(error: BaseException, lost: bool) -> bytes:
     except Exception:
         message = pickle.dumps(("failure", text, lost, None))
     return message
+
+
+def free_ports(count: int) -> int:
+    """Find the first of so many neighbouring ports that are free on loopback."""
+    for first in range(17000, 30000, count):
+        with contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                socket.create_server(("127.0.0.1", port)).close()
+            return first
+    raise AssertionError("no free ports")
 
 
 # ---- commands -------------------------------------------------------------------------------

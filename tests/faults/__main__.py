@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 
 import psutil
 
-from tests.hosts import HOSTS, TORCHRUN, on_host, ranks_by_hand
+from tests.hosts import TORCHRUN, change, on_host, ranks_by_hand, some_hosts
 from tests.small_digits import SMALL_DIGITS, among_small_digits
 from tests.world import Command, start_command, wait_until
 from vigpipe.run.follow import last_step
@@ -36,7 +36,6 @@ READERS = (*REPLICAS, "--workers", "1")
 OPTIONS = (*SMALL_DIGITS, "--batch-size", "24", "--threads", "1", "--timeout", "10")
 OPTIONS += ("--steps", str(STEPS), "--checkpoint-every", str(EVERY), "--evaluate-every", "100")
 PARENT = (sys.executable, str(Path(__file__).with_name("parent.py")))
-IP_LINK = (HOSTS, "run", "host2", "ip", "link", "set", "eth0")
 DISK_BYTES = 64 << 20
 
 
@@ -150,7 +149,7 @@ def happen(what: str, where: str, run: Run) -> None:
     if where == "disk":
         fill_the_disk(run)
     elif where != "here":  # the second host's only interface
-        subprocess.run([*IP_LINK, "down"], check=True)
+        change({}, "down", "host2")
     send(what, run)
     if where == "disk":
         filler(run).unlink()
@@ -209,7 +208,7 @@ def suffer(what: str, fault: Fault, folder: Path) -> Seen:
             told = (first.folder / "stderr").read_text().splitlines()[-1:]
         left = list(temporary.iterdir())
         if fault.has_hosts:
-            subprocess.run([*IP_LINK, "up"], check=True)
+            change({}, "up", "host2")
         before = last_step(out)
         with started(fault, out, temporary, "--resume", "auto") as run:
             resumed = [command.wait(120).returncode for command in run.commands]
@@ -246,9 +245,7 @@ def main(words: Sequence[str]) -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(among_small_digits(folder))
         if any(fault.has_hosts for fault in chosen.values()):
-            os.environ["VIGPIPE_HOSTS_DIR"] = str(folder / "hosts")
-            subprocess.run([HOSTS, "start", "2"], check=True)
-            stack.callback(subprocess.run, [HOSTS, "stop"], check=True)
+            os.environ.update(stack.enter_context(some_hosts(folder)))
         for number, (what, fault) in enumerate(chosen.items()):
             seen = suffer(what, fault, folder / str(number))
             is_right = seen.codes == fault.codes and not seen.left and seen.is_equal

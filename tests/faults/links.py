@@ -9,7 +9,6 @@ slurm/hosts.sh, so it needs root, and Debian's iproute2 and nftables.
 
 import contextlib
 import os
-import subprocess
 import sys
 import tempfile
 import threading
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.faults.__main__ import EVERY, FAULT_AT, REPLICAS, STAGES, STEPS
-from tests.hosts import HOSTS, on_host, ranks_by_hand
+from tests.hosts import change, on_host, ranks_by_hand, some_hosts
 from tests.small_digits import SMALL_DIGITS, among_small_digits
 from tests.world import Command, start_command, wait_until
 from vigpipe.run.follow import last_step, parse_rows
@@ -97,16 +96,12 @@ def started(
         ]
 
 
-def change(words: str) -> None:
-    subprocess.run([HOSTS, *words.split()], check=True)
-
-
 def happen(link: Link) -> None:
     """Let a fault happen, and end by itself if it does."""
-    change(link.begin)
+    change({}, *link.begin.split())
     if link.seconds is not None:
         time.sleep(link.seconds)
-        change(link.end)
+        change({}, *link.end.split())
 
 
 @cache
@@ -144,7 +139,7 @@ def suffer(link: Link, name: str, folder: Path) -> Seen:
         seconds = ends(run, began)
         fault.join()
         if link.seconds is None:
-            change(link.end)
+            change({}, *link.end.split())
         ended = [command.wait() for command in run]
     left = list(temporary.iterdir())
     codes = tuple(done.returncode for done in ended)
@@ -181,9 +176,7 @@ def main(words: Sequence[str]) -> int:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(among_small_digits(folder))
-        os.environ["VIGPIPE_HOSTS_DIR"] = str(folder / "hosts")
-        subprocess.run([HOSTS, "start", "3", "--until", str(os.getpid())], check=True)
-        stack.callback(subprocess.run, [HOSTS, "stop"], check=True)
+        os.environ.update(stack.enter_context(some_hosts(folder, count=3)))
         pairs = [
             (what, name)
             for what in LINKS
@@ -193,17 +186,11 @@ def main(words: Sequence[str]) -> int:
         for number, (what, name) in enumerate(pairs):
             seen = suffer(LINKS[what], name, folder / str(number))
             layout = LAYOUTS[name]
-            goes_on = "equal" if layout.repeats else "yes"
-            is_right = (seen.codes, seen.left, seen.goes_on) == (
-                expected_codes(what, layout),
-                [],
-                goes_on,
-            )
+            right = expected_codes(what, layout), [], "equal" if layout.repeats else "yes"
+            is_right = (seen.codes, seen.left, seen.goes_on) == right
             wrong += not is_right
-            codes, seconds = (
-                ", ".join(map(str, seen.codes)),
-                ", ".join(f"{s:.0f}" for s in seen.seconds),
-            )
+            codes = ", ".join(map(str, seen.codes))
+            seconds = ", ".join(f"{s:.0f}" for s in seen.seconds)
             left = ", ".join(seen.left) or "nothing"
             row = f"| {what} | {name} | {codes} | {seconds} | {seen.pause:.1f} s | {left} | "
             print(f"{row}{seen.goes_on} |", flush=True)

@@ -1,6 +1,5 @@
 """Gloo listens at the ports of --ports alone."""
 
-import contextlib
 import socket
 
 import psutil
@@ -8,7 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.refusals import check_refusals
-from tests.world import RankFailed, run_ranks
+from tests.world import RankFailed, free_ports, run_ranks
 from vigpipe.errors import InputError
 from vigpipe.launch import ports
 from vigpipe.launch.environment import Launch
@@ -41,16 +40,6 @@ def listen(rank: int, world_size: int, first: int, count: int) -> set[int]:
         assert listener.getsockname()[1] in range(first, first + count)
     found = psutil.Process().net_connections("tcp")
     return {c.laddr[1] for c in found if c.status == psutil.CONN_LISTEN} - before
-
-
-def free_ports(count: int) -> int:
-    """Find the first of neighbouring free ports, which nothing else is given meanwhile."""
-    for first in range(20000, 30000, count):
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            for port in range(first, first + count):
-                stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            return first
-    raise AssertionError("no free ports")
 
 
 @pytest.mark.multiprocess

@@ -22,7 +22,7 @@ def on_host(rank: int, world_size: int = 3) -> Launch:
 
 def test_the_place_where_ranks_meet_may_come_late(monkeypatch, capsys):
     monkeypatch.setattr(reach, "is_loopback", lambda address: False)
-    monkeypatch.setattr(reach, "NOTE_SECONDS", 0.0)
+    monkeypatch.setattr(reach, "_NOTE_SECONDS", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     here = socket.gethostname()
@@ -49,7 +49,7 @@ def meet(store, launch, seconds=60.0):
 
 
 def test_ranks_that_do_not_come_are_named_on_all(monkeypatch, capsys):
-    monkeypatch.setattr(reach, "NOTE_SECONDS", 0.0)
+    monkeypatch.setattr(reach, "_NOTE_SECONDS", 0.0)
     store = dist.HashStore()
     match = r"^rank 1 of 3 did not come to host1 port 29500 within 0.3 s: start all ranks, and let"
     with ThreadPoolExecutor() as pool:

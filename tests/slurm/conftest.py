@@ -1,31 +1,21 @@
 """One Slurm of pretend nodes for all tests of this folder."""
 
+import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.hosts import skip_without
 from tests.small_digits import among_small_digits
 from tests.small_model import whole_model
-from tests.world import ROOT, wait_until
+from tests.world import ROOT, free_ports, wait_until
 
 LOCAL = ROOT / "slurm" / "local.sh"
-
-
-def free_ports(count: int) -> int:
-    """Find the first of `count` neighbouring ports that are free on loopback."""
-    for first in range(17000, 30000, count):
-        try:
-            for port in range(first, first + count):
-                socket.create_server(("127.0.0.1", port)).close()
-        except OSError:
-            continue
-        return first
-    raise AssertionError("no free ports")
 
 
 def skip_without_slurm() -> None:
@@ -34,33 +24,43 @@ def skip_without_slurm() -> None:
         pytest.skip("Slurm is not installed; with CI=true and as root this installs it")
 
 
-@pytest.fixture(scope="session")
-def cluster():
-    """Environment variables of a Slurm of two nodes, which ends with the session."""
+@contextlib.contextmanager
+def started_cluster(num_nodes: int, *words: str, **more: str) -> Iterator[dict[str, str]]:
+    """Start slurm/local.sh with words and variables; yield the variables of its commands."""
     skip_without_slurm()
     # Not below pytest's own folder: munged wants a socket that every user could reach.
     folder = Path(tempfile.mkdtemp(prefix="vigpipe-slurm-"))
     env = {
         "SLURM_LOCAL_DIR": str(folder),
-        "SLURM_LOCAL_PORT": str(free_ports(3)),
-        "SLURM_LOCAL_NODES": "2",
-        "SLURM_LOCAL_CPUS": "8",
-        "SLURM_LOCAL_KILLWAIT": "30",  # what Slurm comes with: a busy machine needs it
+        "SLURM_LOCAL_PORT": str(free_ports(num_nodes + 1)),
         "SLURM_CONF": str(folder / "slurm.conf"),
-        "MASTER_ADDR": "127.0.0.1",
-        "GLOO_SOCKET_IFNAME": "lo",
+        **more,
     }
-    run = ["bash", str(LOCAL)]
+    run, log = ["bash", str(LOCAL)], folder / "start.log"
     try:
-        with (folder / "start.log").open("w") as log:  # the daemons would keep a pipe open
-            started = subprocess.run(
-                [*run, "start"], env={**os.environ, **env}, stdout=log, stderr=log
-            )
-        assert started.returncode == 0, (folder / "start.log").read_text()
+        with log.open("w") as file:  # the daemons would keep a pipe open
+            line, variables = [*run, "start", *words], {**os.environ, **env}
+            started = subprocess.run(line, env=variables, stdout=file, stderr=file)
+        skip_without(log.read_text())
+        assert started.returncode == 0, log.read_text()
         yield env
     finally:
-        (folder / "start.log").unlink()
+        log.unlink()
         subprocess.run([*run, "wipe"], env={**os.environ, **env}, check=True)
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """Environment variables of a Slurm of two nodes, which ends with the session."""
+    with started_cluster(
+        2,
+        SLURM_LOCAL_NODES="2",
+        SLURM_LOCAL_CPUS="8",
+        SLURM_LOCAL_KILLWAIT="30",  # what Slurm comes with: a busy machine needs it
+        MASTER_ADDR="127.0.0.1",
+        GLOO_SOCKET_IFNAME="lo",
+    ) as env:
+        yield env
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,11 +21,10 @@ from tests.hosts import (
     change,
     on_host,
     ranks_by_hand,
-    skip_without,
     skip_without_nft,
     some_hosts,
 )
-from tests.slurm.conftest import LOCAL, free_ports, skip_without_slurm
+from tests.slurm.conftest import started_cluster
 from tests.small_digits import SMALL_DIGITS
 from tests.world import PROMPT, Command, run_command, start_command, wait_until
 from vigpipe.files.untrusted import read_json
@@ -45,25 +43,9 @@ LATE_SECONDS = 3
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[dict[str, str]]:
     """The variables of four hosts, and of a Slurm whose nodes they are; host5 has slurmctld."""
-    skip_without_slurm()
-    folder = Path(tempfile.mkdtemp(prefix="vigpipe-slurm-"))
-    environment = {
-        "SLURM_LOCAL_DIR": str(folder),
-        "SLURM_LOCAL_PORT": str(free_ports(5)),
-        "SLURM_CONF": str(folder / "slurm.conf"),
-        "VIGPIPE_HOSTS_DIR": str(folder / "hosts"),
-    }
-    log = folder / "start.log"
-    with log.open("w") as file:  # the daemons would keep a pipe open
-        line, variables = ["bash", str(LOCAL), "start", "--hosts", "4"], os.environ | environment
-        started = subprocess.run(line, env=variables, stdout=file, stderr=file)
-    try:
-        skip_without(log.read_text())
-        assert started.returncode == 0, log.read_text()
-        yield environment
-    finally:
-        log.unlink()
-        subprocess.run(["bash", str(LOCAL), "wipe"], env=os.environ | environment, check=True)
+    with started_cluster(4, "--hosts", "4") as environment:
+        folder = Path(environment["SLURM_LOCAL_DIR"]) / "hosts"
+        yield environment | {"VIGPIPE_HOSTS_DIR": str(folder)}
 
 
 def start_ranks(

@@ -9,8 +9,6 @@ import os
 import socket
 from typing import Any
 
-import psutil
-
 from vigpipe.errors import InputError
 from vigpipe.launch.environment import Launch
 
@@ -63,6 +61,8 @@ def own_address() -> tuple[str, str, socket.AddressFamily]:
 
     Without an interface gloo takes the address that this host's own name has.
     """
+    import psutil
+
     name = os.environ.get(VARIABLE, "").partition(",")[0]
     found = [one for one in psutil.net_if_addrs().get(name, ()) if one.family in _FAMILIES]
     if found:
@@ -89,6 +89,8 @@ def _route(host: str) -> tuple[str, str]:
 
 def _interfaces() -> dict[str, set[str]]:
     """Return the addresses of each interface of this host."""
+    import psutil  # which the commands that start no ranks do without
+
     return {
         name: {address.address.partition("%")[0] for address in addresses}
         for name, addresses in psutil.net_if_addrs().items()

@@ -19,7 +19,7 @@ from vigpipe.launch.interface import VARIABLE, is_loopback, own_address
 from vigpipe.launch.ports import listen_within
 from vigpipe.messages import tell
 
-NOTE_SECONDS = 15.0  # after which a host says what it waits for
+_NOTE_SECONDS = 15.0  # after which a host says what it waits for
 _MORE_SECONDS = 30.0  # for rank 0 to say who is missing: it may have begun to wait later
 _READ_SECONDS = 1.0  # for the others to read that, before the store ends with rank 0
 _TRY_SECONDS, _PAUSE_SECONDS = 5.0, 0.2  # for an answer, and from one attempt to the next
@@ -58,14 +58,14 @@ def await_meeting_place(launch: Launch, host: str, port: int, seconds: float) ->
         else:
             return
         waited = time.monotonic() - began
-        if waited > min(NOTE_SECONDS, seconds) and launch.rank > launch.local_rank == 0:
+        if waited > min(_NOTE_SECONDS, seconds) and launch.rank > launch.local_rank == 0:
             _check_is_elsewhere(launch, host, port)
         if waited > seconds:
             raise UnreachableError(
                 f"{here} has found no {place} for {seconds:g} s ({why}): start it there"
                 f"{_firewalls(launch)}"
             )
-        if waited > NOTE_SECONDS and not has_told and launch.local_rank == 0:
+        if waited > _NOTE_SECONDS and not has_told and launch.local_rank == 0:
             has_told = True
             tell(f"note: {here} waits for {place} ({why})")
         time.sleep(_PAUSE_SECONDS)
@@ -119,7 +119,7 @@ def meet_all(store: Any, launch: Launch, host: str, port: int, seconds: float) -
             store.set(f"all/{name}", failure)
             time.sleep(_READ_SECONDS)
             raise UnreachableError(failure)
-        if waited > NOTE_SECONDS and not has_told:
+        if waited > _NOTE_SECONDS and not has_told:
             has_told = True
             tell(f"note: rank 0 waits at {_told(host, port)} for {which}")
         time.sleep(min(_PAUSE_SECONDS, 0.01 + waited / 20))

@@ -15,7 +15,7 @@ from vigpipe.messages import tell
 from vigpipe.parallel.agreement import run_with_heartbeats
 from vigpipe.parallel.values import all_gather_values, broadcast_value
 
-PATIENCE_SECONDS = 30.0  # within which a host must see what another one has written
+_PATIENCE_SECONDS = 30.0  # within which a host must see what another one has written
 _NOTE_SECONDS = 5.0
 _LOOK_SECONDS = 0.1
 
@@ -32,23 +32,26 @@ def check_shared(folder: Path, launch: Launch) -> None:
     world_size = launch.world_size
     token = broadcast_value(secrets.token_hex(8), world_size)
     here = socket.gethostname() if launch.local_rank == 0 else ""
-    own = folder / f".seen-{token}-{launch.rank}"
+
+    def marker(rank: int) -> Path:
+        return folder / f".seen-{token}-{rank}"
+
     try:
-        problem = _write(own, folder, here) if here else ""
+        problem = _write(marker(launch.rank), folder, here) if here else ""
         facts = all_gather_values({"host": here, "problem": problem}, world_size)
         hosts = [fact["host"] for fact in facts]
         problems = [fact["problem"] for fact in facts if fact["problem"]]
         if not problems:
             others = range(1, world_size) if launch.rank == 0 else range(1)
-            looked_for = {folder / f".seen-{token}-{rank}": hosts[rank] for rank in others if here}
-            look = partial(_look, folder, here, {p: h for p, h in looked_for.items() if h})
+            host_of = {marker(rank): hosts[rank] for rank in others if here and hosts[rank]}
+            look = partial(_look, folder, here, host_of)
             # It may take longer than --timeout.
             problems = list(
                 filter(None, all_gather_values(run_with_heartbeats(look, world_size), world_size))
             )
     finally:
         with contextlib.suppress(OSError):
-            own.unlink()
+            marker(launch.rank).unlink()
     if problems:
         raise InputError(f"--out {folder}: {problems[0]}; choose a folder that all hosts share")
 
@@ -81,7 +84,7 @@ def _look(folder: Path, here: str, host_of: Mapping[Path, str]) -> str:
     for path, host in host_of.items():
         while not os.path.lexists(path):
             waited = time.monotonic() - began
-            if waited > PATIENCE_SECONDS:
+            if waited > _PATIENCE_SECONDS:
                 return f"{here} does not see what {host} has written there"
             if waited > _NOTE_SECONDS and not has_told:
                 has_told = True
