@@ -53,6 +53,10 @@ class StrangerError(RuntimeError):
     """A process that does not know the secret of the run does what only its ranks may do."""
 
 
+class PeerLostError(RuntimeError):
+    """Another rank is gone or silent, as vigpipe itself has found."""
+
+
 class UnreachableError(RuntimeError):
     """Ranks cannot be connected, described in one sentence."""
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from tests.world import run_ranks
 from vigpipe import errors
-from vigpipe.errors import INTERRUPTED, InputError, TooLarge, UnreadableImage
+from vigpipe.errors import INTERRUPTED, InputError, PeerLostError, TooLarge, UnreadableImage
 from vigpipe.launch import failures
 from vigpipe.launch.environment import Launch
 
@@ -167,6 +167,7 @@ def test_records_that_are_not_ours_are_passed_over(tmp_path):
         (RuntimeError("Operation timed out after 60000 ms"), True),
         (RuntimeError("timeout - collective operation timed out"), True),
         (RuntimeError("nccl hit async error on rank 1: unhandled system error"), True),
+        (PeerLostError("a process of replica 2 has ended"), True),
         (RuntimeError("shapes cannot be multiplied"), False),
         (ConnectionResetError("Connection reset by peer"), False),  # a data set on the network
         (InputError("Broken pipe"), False),

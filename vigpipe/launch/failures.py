@@ -25,6 +25,7 @@ from vigpipe.errors import (
     SAVED,
     WRONG_INPUT,
     InputError,
+    PeerLostError,
     StrangerError,
     TooLarge,
     UnreachableError,
@@ -61,8 +62,6 @@ LOST_PEER = re.compile(
     r"|NCCL (communicator|operation).*(abort|timed? ?out)|ncclRemoteError"
     r"|Operation timed out after|Work timed out|collective operation timed out"
     r"|nccl hit async error"
-    r"|replica (\d+ )?was (lost|given up)|another replica has failed|all workers are lost"
-    r"|gloo cannot connect the ranks|store where the ranks have met was lost"
     r"|[Ww]atchdog caught collective|remote process (exited|has terminated)",
     re.DOTALL,
 )
@@ -195,6 +194,8 @@ def declared_lost(folder: Path) -> set[int]:
 
 def is_lost_peer(error: BaseException) -> bool:
     """Whether a collective failed because another rank is gone or silent."""
+    if isinstance(error, PeerLostError):
+        return True
     if isinstance(error, RuntimeError) and LOST_PEER.search(str(error)):
         return True
     return error.__cause__ is not None and is_lost_peer(error.__cause__)

@@ -9,7 +9,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vigpipe.errors import InputError, StrangerError
+from vigpipe.errors import InputError, PeerLostError, StrangerError
 from vigpipe.launch.environment import LONG_WAIT_SECONDS, Launch, digest
 from vigpipe.launch.failures import is_lost_peer, sentence_of
 from vigpipe.launch.interface import check_chosen, use_loopback, use_route
@@ -100,7 +100,7 @@ def init_process_group(
     except RuntimeError as error:
         if launch.is_local or why_not_bound() or not is_lost_peer(error):
             raise
-        raise RuntimeError(
+        raise PeerLostError(
             f"gloo cannot connect the ranks ({sentence_of(str(error))}); if firewalls between the "
             "hosts let only some ports through, give --ports"
         ) from error

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from vigpipe.errors import InputError
+from vigpipe.errors import InputError, PeerLostError
 from vigpipe.parallel.values import all_gather_values
 
 T = TypeVar("T")
@@ -84,8 +84,8 @@ def agree(
 
     They are exchanged again and again until every peer is ready. So one that is lost is noticed at
     once, also while the GPUs wait for one another. `until` says whether this rank is ready, for
-    which it waits for `timeout_seconds` at most. Raise RuntimeError if it is not ready in time, or
-    a peer was lost.
+    which it waits for `timeout_seconds` at most. Raise PeerLostError if it is not ready in time, or
+    torch's RuntimeError if a peer was lost.
     """
     began = time.monotonic()
     while True:
@@ -103,7 +103,7 @@ def agree(
             return Agreement(statuses)
         waited = time.monotonic() - began
         if not is_ready and timeout_seconds is not None and waited > timeout_seconds:
-            raise RuntimeError(
+            raise PeerLostError(
                 f"Timed out waiting {1000 * waited:.0f}ms for the device to end a step, although "
                 "all peers are alive"
             )

@@ -78,7 +78,7 @@ class Decisions:
 
         Raise StoreLostError if the store that has the table is gone: all ranks of the pipeline hear
         of it here, and so at the same point of their work. Raise RuntimeError if a peer was lost,
-        or another replica without which this one cannot go on.
+        or PeerLostError if another replica without which this one cannot go on.
         """
         decide = decide or self._decide
         while True:

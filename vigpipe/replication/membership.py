@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from vigpipe.errors import PeerLostError
 from vigpipe.launch.failures import is_lost_peer
 from vigpipe.parallel.agreement import Status, agree
 from vigpipe.parallel.counterparts import Counterparts
@@ -65,11 +66,11 @@ class Membership:
         self.decisions.begin(decide, self._look_for_lost)
 
     def _look_for_lost(self) -> None:
-        """Give up replicas that are gone; RuntimeError if the run cannot do without one."""
+        """Give up replicas that are gone; PeerLostError if the run cannot do without one."""
         lost = {} if self._alive is None else self._alive.look()
         for replica, why in lost.items():
             if not self.outlives or replica == self._num_replicas:
-                raise RuntimeError(why)
+                raise PeerLostError(why)
             self._lose(replica)
             self._position.give_up(replica)
 
@@ -140,7 +141,7 @@ class Membership:
     def all_gather(self, value: Any) -> dict[int, Any]:
         """Return the values of all ranks by rank, in work that is done together; each calls this.
 
-        Values have the types of JSON. Raise RuntimeError if a replica was lost.
+        Values have the types of JSON. Raise PeerLostError if a replica was lost.
         """
         prefix = f"{self._prefix}{self._num_shared}/shared/"
         self._num_shared += 1
@@ -152,7 +153,7 @@ class Membership:
                 table = read_table(self.store)
                 lost = [member for member in self._members if table.has_lost(member)]
                 if lost:
-                    raise RuntimeError(f"replica {lost[0]} was lost")
+                    raise PeerLostError(f"replica {lost[0]} was lost")
                 time.sleep(_LOOK_SECONDS)
             return {rank: json.loads(self.store.get(f"{prefix}{rank}")) for rank in self._ranks}
 

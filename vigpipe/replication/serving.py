@@ -14,7 +14,7 @@ gradients in the recorded order. It lets all rest when nobody has an open item.
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from vigpipe.errors import InputError
+from vigpipe.errors import InputError, PeerLostError
 from vigpipe.replication.course import Course
 from vigpipe.replication.decide import decision_of_rest
 from vigpipe.replication.decisions import Action, Decision
@@ -230,7 +230,7 @@ class ServerMember(_ServingParticipant):
     def lose(self, replica: int) -> None:
         super().lose(replica)
         if not self._table.last_seen.left:
-            raise RuntimeError("all workers are lost")
+            raise PeerLostError("all workers are lost")
 
     def _next_worker(self, table: Table) -> int | None:
         waiting = [w for w, ticket in enumerate(table.tickets) if ticket >= 0]

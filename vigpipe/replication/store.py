@@ -15,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch.distributed as dist
 
+from vigpipe.errors import PeerLostError
 from vigpipe.launch.signed_store import SignedStore
 
 P = ParamSpec("P")
@@ -22,7 +23,7 @@ T = TypeVar("T")
 _LOOK_SECONDS = 0.5  # the thread looks at the calls this often
 
 
-class StoreLostError(RuntimeError):
+class StoreLostError(PeerLostError):
     """The store where the ranks have met is gone, or does not answer."""
 
     def __init__(self) -> None:

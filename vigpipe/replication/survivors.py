@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from vigpipe.errors import PeerLostError
 from vigpipe.launch.failures import is_lost_peer
 from vigpipe.parallel.agreement import Peers, Status, agree
 from vigpipe.parallel.counterparts import Counterparts
@@ -73,7 +74,7 @@ class Survivors(Counterparts):
             error = failure
             self.give_up()
         if not agree(Status(finite=error is None), self._peers).finite:
-            raise RuntimeError("a replica was lost") from error
+            raise PeerLostError("a replica was lost") from error
 
     def give_up(self) -> None:
         """Close the connections, so that nobody waits for this rank any longer."""

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from vigpipe.errors import PeerLostError
+
 T = TypeVar("T")
 KEY = "replicas"  # the store keeps the table under this key
 PENDING, DONE, FAILED = range(3)  # outcomes of what the replicas do together
@@ -262,7 +264,7 @@ class SharedTable:
     """The table of a run, as one of its replicas sees and changes it.
 
     Every replica gives the same `first` table, with which the run begins. Every method raises
-    RuntimeError once the others have given this replica up, or one has failed in a way that ends
+    PeerLostError once the others have given this replica up, or one has failed in a way that ends
     the run.
     """
 
@@ -301,9 +303,9 @@ class SharedTable:
 
     def _check(self, table: Table) -> None:
         if table.is_over:
-            raise RuntimeError("another replica has failed, which ends the run")
+            raise PeerLostError("another replica has failed, which ends the run")
         if table.has_lost(self._replica_index):
-            raise RuntimeError(
+            raise PeerLostError(
                 f"replica {self._replica_index} was given up by the others, to which it has shown "
                 "no sign of life for too long, or could not send"
             )
