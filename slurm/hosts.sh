@@ -86,12 +86,15 @@ names() {  # names I: what is in /etc/hosts of a host
     done
 }
 
+# forget: remove what is noted of hosts that have ended, or are about to.
+forget() { rm -f "$DIR"/{host,names}* "$DIR"/{keeper,switch,taps,ready}; }
+
 # keep ...: be the process that has the hosts, until it is asked to end.
 keep() {
     count=$1 rate=$2 delay=$3 ipv6=$4 no_names=$5 until=$6
     local i pid pids=() rest switch netem= relayed= parent=root
     trap 'kill -KILL $(jobs -p) 2>/dev/null || true
-        rm -f "$DIR"/{host,names}* "$DIR"/{keeper,switch,taps,ready}
+        forget
         [ -s "$DIR/log" ] || rm -f "$DIR/log"
         rmdir "$DIR" 2>/dev/null || true' EXIT
     trap exit TERM
@@ -163,7 +166,7 @@ start() {
     exec 9>"$DIR/lock"
     flock -n 9 || die "another start is under way"
     ! pid_of keeper >/dev/null || die "hosts run already: slurm/hosts.sh stop"
-    rm -f "$DIR"/{host,names}* "$DIR"/{switch,ready}
+    forget  # what a keeper that was killed has left
     setsid bash "$0" keep "$count" "$rate" "$delay" "$ipv6" "$no_names" "$until" </dev/null >"$DIR/log" 2>&1 9>&- &
     disown
     until [ -e "$DIR/ready" ]; do
@@ -268,7 +271,8 @@ stop() {
             sleep 0.05
         done
     done
-    rm -f "$DIR"/{host,names}* "$DIR"/{keeper,switch,taps,ready,log,lock}
+    forget
+    rm -f "$DIR"/{log,lock}
     rmdir "$DIR" 2>/dev/null || true
 }
 
