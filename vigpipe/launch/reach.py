@@ -147,10 +147,8 @@ def check_hosts(launch: Launch, decide: Callable[[str, Any, Callable[..., Any]],
             reasons = _knock(own, doors) if isinstance(own, Door) else []
             failure = decide("unreached", reasons, _summary)
     if failure:
-        with contextlib.suppress(
-            RuntimeError
-        ):  # all have heard it before rank 0 ends, or time is up
-            decide("heard", None, lambda _: None)
+        with contextlib.suppress(RuntimeError):  # time is up
+            decide("heard", None, lambda _: None)  # before rank 0, which has the store, ends
         raise (InputError if failure.startswith("--ports") else UnreachableError)(failure)
 
 

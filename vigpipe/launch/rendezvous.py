@@ -9,7 +9,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vigpipe.errors import InputError, PeerLostError, StrangerError
+from vigpipe.errors import InputError, PeerLostError
 from vigpipe.launch.environment import LONG_WAIT_SECONDS, Launch, digest
 from vigpipe.launch.failures import is_lost_peer, sentence_of
 from vigpipe.launch.interface import check_chosen, use_loopback, use_route
@@ -95,8 +95,6 @@ def init_process_group(
     place = {"store": store, "rank": launch.rank, "world_size": launch.world_size}
     try:
         dist.init_process_group(**place, **arguments)
-    except StrangerError:
-        raise
     except RuntimeError as error:
         if launch.is_local or why_not_bound() or not is_lost_peer(error):
             raise
