@@ -2,9 +2,9 @@
 
     python -m tests.faults [WORD ...]
 
-prints a row for each fault, of those whose row has one of the words, and ends with 1 if one is not
-as it must be. It takes some minutes on two cores. The disk that fills up is a tmpfs, and the hosts
-are those of slurm/hosts.sh, so it needs root; both are gone at the end.
+prints a row for each fault, of those whose row has one of the words, and ends with 1 if there is
+none, or one is not as it must be. It takes some minutes on two cores. The disk that fills up is a
+tmpfs, and the hosts are those of slurm/hosts.sh, so it needs root; both are gone at the end.
 """
 
 import contextlib
@@ -16,15 +16,16 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from signal import SIGKILL, Signals
 from typing import Literal, NamedTuple
 
 import psutil
 
-from tests.hosts import TORCHRUN, change, on_host, ranks_by_hand, some_hosts
-from tests.small_digits import SMALL_DIGITS, among_small_digits
+from tests.faults.table import Case, Row, print_table
+from tests.hosts import TORCHRUN, change, on_host, ranks_by_hand
+from tests.small_digits import SMALL_DIGITS
 from tests.world import Command, start_command, wait_until
 from vigpipe.run.follow import last_step
 
@@ -231,32 +232,24 @@ def on_a_disk(folder: Path) -> Iterator[None]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
+def row_of(what: str, fault: Fault, folder: Path) -> Row:
+    """Let a fault happen to a run, and make a row of what was seen."""
+    seen = suffer(what, fault, folder)
+    codes, left = ", ".join(map(str, seen.codes)), ", ".join(seen.left) or "nothing"
+    layout, goes_on = " ".join(fault.layout), "yes" if seen.is_equal else "NO"
+    cells = what, f"`{layout}`", codes, f"{seen.seconds:.1f} s", left, goes_on
+    is_right = seen.codes == fault.codes and not seen.left and seen.is_equal
+    return Row(cells, is_right, f"expected {fault.codes}: {seen}")
+
+
 def main(words: Sequence[str]) -> int:
-    """Print the table; return 1 if a row is not as it must be."""
-    chosen = {
-        what: fault
+    """Print the table; return 1 if a row is not as it must be, or none has one of the words."""
+    heads = "fault", "layout", "exit code", "ended after", "left behind", "goes on bit for bit"
+    cases = {
+        what: Case(partial(row_of, what, fault), num_hosts=2 * fault.has_hosts)
         for what, fault in FAULTS.items()
-        if not words or any(word in what for word in words)
     }
-    wrong = 0
-    print("| fault | layout | exit code | ended after | left behind | goes on bit for bit |")
-    print("|---|---|---|---|---|---|")
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        stack.enter_context(among_small_digits(folder))
-        if any(fault.has_hosts for fault in chosen.values()):
-            os.environ.update(stack.enter_context(some_hosts(folder)))
-        for number, (what, fault) in enumerate(chosen.items()):
-            seen = suffer(what, fault, folder / str(number))
-            is_right = seen.codes == fault.codes and not seen.left and seen.is_equal
-            wrong += not is_right
-            codes, left = ", ".join(map(str, seen.codes)), ", ".join(seen.left) or "nothing"
-            layout, goes_on = " ".join(fault.layout), "yes" if seen.is_equal else "NO"
-            row = f"| {what} | `{layout}` | {codes} | {seen.seconds:.1f} s | {left} | {goes_on} |"
-            print(row, flush=True)
-            if not is_right:
-                print(f"expected {fault.codes}: {seen}", file=sys.stderr, flush=True)
-    return int(wrong > 0)
+    return print_table(heads, cases, words)
 
 
 if __name__ == "__main__":

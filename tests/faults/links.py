@@ -8,19 +8,19 @@ slurm/hosts.sh, so it needs root, and Debian's iproute2 and nftables.
 """
 
 import contextlib
-import os
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.faults.__main__ import EVERY, FAULT_AT, REPLICAS, STAGES, STEPS
-from tests.hosts import change, on_host, ranks_by_hand, some_hosts
-from tests.small_digits import SMALL_DIGITS, among_small_digits
+from tests.faults.table import Case, Row, print_table
+from tests.hosts import change, on_host, ranks_by_hand
+from tests.small_digits import SMALL_DIGITS
 from tests.world import Command, start_command, wait_until
 from vigpipe.run.follow import last_step, parse_rows
 
@@ -168,35 +168,26 @@ def expected_codes(what: str, layout: Layout) -> tuple[int, ...]:
     return (0,) * len(layout.codes) if is_short else layout.codes
 
 
+def row_of(what: str, name: str, folder: Path) -> Row:
+    """Let a fault happen to a run, and make a row of what was seen."""
+    layout, seen = LAYOUTS[name], suffer(LINKS[what], name, folder)
+    right = expected_codes(what, layout), [], "equal" if layout.repeats else "yes"
+    codes, seconds = ", ".join(map(str, seen.codes)), ", ".join(f"{s:.0f}" for s in seen.seconds)
+    left = ", ".join(seen.left) or "nothing"
+    cells = what, name, codes, seconds, f"{seen.pause:.1f} s", left, seen.goes_on
+    is_right = (seen.codes, seen.left, seen.goes_on) == right
+    return Row(cells, is_right, f"{what}, {name}: {seen}")
+
+
 def main(words: Sequence[str]) -> int:
     """Print the table; return 1 if a row is not as it must be."""
-    wrong = 0
-    print("| link of host2 | run | exit codes | ended after, s | longest step | left | goes on |")
-    print("|---|---|---|---|---|---|---|")
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        stack.enter_context(among_small_digits(folder))
-        os.environ.update(stack.enter_context(some_hosts(folder, count=3)))
-        pairs = [
-            (what, name)
-            for what in LINKS
-            for name in LAYOUTS
-            if not words or any(word in f"{what} {name}" for word in words)
-        ]
-        for number, (what, name) in enumerate(pairs):
-            seen = suffer(LINKS[what], name, folder / str(number))
-            layout = LAYOUTS[name]
-            right = expected_codes(what, layout), [], "equal" if layout.repeats else "yes"
-            is_right = (seen.codes, seen.left, seen.goes_on) == right
-            wrong += not is_right
-            codes = ", ".join(map(str, seen.codes))
-            seconds = ", ".join(f"{s:.0f}" for s in seen.seconds)
-            left = ", ".join(seen.left) or "nothing"
-            row = f"| {what} | {name} | {codes} | {seconds} | {seen.pause:.1f} s | {left} | "
-            print(f"{row}{seen.goes_on} |", flush=True)
-            if not is_right:
-                print(f"{what}, {name}: {seen}", file=sys.stderr, flush=True)
-    return int(wrong > 0 or not pairs)
+    heads = "link of host2", "run", "exit codes", "ended after, s", "longest step", "left behind"
+    cases = {
+        f"{what} {name}": Case(partial(row_of, what, name), num_hosts=3)
+        for what in LINKS
+        for name in LAYOUTS
+    }
+    return print_table((*heads, "goes on"), cases, words)
 
 
 if __name__ == "__main__":
