@@ -16,14 +16,21 @@ def _sockets() -> Iterator[list[str]]:
             yield from (line.split() for line in lines.readlines()[1:])
 
 
+def open_descriptors() -> set[str]:
+    """What this process has open."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the listing's own, or closed by another thread
+            found.add(os.readlink(f"/proc/self/fd/{number}"))
+    return found
+
+
 def listening(owner: int | None = None) -> dict[int, str]:
     """The ports on which processes of a user, or this one itself, listen, with the addresses.
 
     Addresses are as in /proc/net/tcp, hexadecimal.
     """
-    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
-    mine = {os.readlink(link) for link in links if os.path.islink(link)}
-    found = {}
+    mine, found = open_descriptors(), {}
     for fields in _sockets():
         is_own = f"socket:[{fields[9]}]" in mine
         if fields[3] == "0A" and (is_own if owner is None else int(fields[7]) == owner):

@@ -92,13 +92,15 @@ def meet_after_a_stranger(rank: int, world_size: int, folder: Path) -> tuple[str
 
 def come_first(store: dist.Store, stranger: Parrot, before: Set[int], pairs: range) -> None:
     """Connect to the next port on which this process listens, and say so."""
-    while not (ports := listening().keys() - before):
-        time.sleep(0.01)
-    for port in ports:
-        stranger.take("127.0.0.1", port, pairs)
-    while not stranger.is_heard():
-        time.sleep(0.01)
-    store.set("somebody has come", "")
+    try:
+        while not (ports := listening().keys() - before):
+            time.sleep(0.01)
+        for port in ports:
+            stranger.take("127.0.0.1", port, pairs)
+        while not stranger.is_heard():
+            time.sleep(0.01)
+    finally:
+        store.set("somebody has come", "")
 
 
 @pytest.mark.multiprocess

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from tests.data.tars.writing import open_descriptors, png, write_tar
+from tests.data.tars.writing import png, write_tar
+from tests.launch.parrot import open_descriptors
 from tests.refusals import check_refusals
 from vigpipe.data.images import decode
 from vigpipe.data.tars import load as loading

@@ -1,7 +1,6 @@
 """Write tars of all kinds, good ones by Python's tarfile and bad ones by hand."""
 
 import io
-import os
 import tarfile
 from pathlib import Path
 
@@ -70,14 +69,3 @@ def png(seed: int = 0, size: tuple[int, int] = (8, 8)) -> bytes:
     content = io.BytesIO()
     Image.fromarray(pixels).save(content, "png")
     return content.getvalue()
-
-
-def open_descriptors() -> set[str]:
-    """What this process has open."""
-    found = set()
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            found.add(os.readlink(f"/proc/self/fd/{number}"))
-        except OSError:  # the listing's own
-            continue
-    return found
