@@ -18,16 +18,12 @@ from tests.world import ROOT, free_ports, wait_until
 LOCAL = ROOT / "slurm" / "local.sh"
 
 
-def skip_without_slurm() -> None:
-    installed = all(map(shutil.which, ("srun", "slurmctld", "slurmd", "munged")))
-    if not installed and not os.environ.get("CI"):
-        pytest.skip("Slurm is not installed; with CI=true and as root this installs it")
-
-
 @contextlib.contextmanager
 def started_cluster(num_nodes: int, *words: str, **more: str) -> Iterator[dict[str, str]]:
     """Start slurm/local.sh with words and variables; yield the variables of its commands."""
-    skip_without_slurm()
+    installed = all(map(shutil.which, ("srun", "slurmctld", "slurmd", "munged")))
+    if not installed and not os.environ.get("CI"):
+        pytest.skip("Slurm is not installed; with CI=true and as root this installs it")
     # Not below pytest's own folder: munged wants a socket that every user could reach.
     folder = Path(tempfile.mkdtemp(prefix="vigpipe-slurm-"))
     env = {

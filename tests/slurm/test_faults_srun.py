@@ -20,9 +20,18 @@ import pytest
 import torch
 
 from tests.faults.test_faults import at_step, is_the_same, losses
-from tests.slurm.conftest import LOCAL, free_ports
+from tests.slurm.conftest import LOCAL
 from tests.small_digits import SMALL_DIGITS, write_small_digits
-from tests.world import GUARD, PROMPT, ROOT, Command, run_command, start_command, wait_until
+from tests.world import (
+    GUARD,
+    PROMPT,
+    ROOT,
+    Command,
+    free_ports,
+    run_command,
+    start_command,
+    wait_until,
+)
 from vigpipe.checkpoint.manifest import list_checkpoints
 from vigpipe.cli import main
 from vigpipe.run.stragglers import WARM_UP, WINDOW
