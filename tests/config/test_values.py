@@ -70,7 +70,7 @@ GOOD_AUGMENTS = [
 @pytest.mark.parametrize("text", GOOD_AUGMENTS)
 def test_timm_takes_every_name_that_is_taken(text):
     check_auto_augment(text)
-    TimmAugment(Augmentation(auto_augment=text), (8, 8), 0.5, 3, flip=True)
+    TimmAugment(Augmentation(auto_augment=text), (8, 8), (0.5,) * 3, flip=True)
 
 
 # ---- what is refused ------------------------------------------------------------------------

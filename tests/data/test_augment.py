@@ -26,7 +26,7 @@ def picture(size, seed=0, channels=3):
     return to_array(transforms.centre_crop(coarse, size))
 
 
-NORMALISE = Normalise(255, 0.5, 0.5)
+NORMALISE = Normalise(255, (0.5,) * 3, (0.5,) * 3)
 
 
 def augmented(ours, images, seeds):
@@ -56,7 +56,7 @@ def test_a_seeded_image_is_the_one_of_timm():
         re_prob=0.25,
         re_mode="pixel",
     )
-    ours = TimmAugment(FULL, (96, 96), 0.5, 3, flip=True)
+    ours = TimmAugment(FULL, (96, 96), (0.5,) * 3, flip=True)
     for step in theirs.transforms:
         keep_one_bit(step)
     for seed in range(40):
@@ -74,7 +74,7 @@ def test_a_seeded_image_is_the_one_of_timm():
 def test_posterizing_to_no_bit_at_all_keeps_one():
     """RandAugment m9-mstd0.5 asks for 0 bits now and then; Pillow 13 then raised ValueError."""
     strongest = Augmentation(auto_augment="rand-m10-n1-inc1")
-    ours = TimmAugment(strongest, (8, 8), 0.5, 3, flip=False)
+    ours = TimmAugment(strongest, (8, 8), (0.5,) * 3, flip=False)
     x = augmented(ours, [picture((8, 8), i) for i in range(200)], range(200))
     assert any(image.unique().numel() == 2 for image in x)
     assert not any(bool((image == -1).all()) for image in x)
@@ -82,7 +82,7 @@ def test_posterizing_to_no_bit_at_all_keeps_one():
 
 @pytest.mark.parametrize("augmentation", [FULL, SHIFT])
 def test_images_depend_on_their_seeds_only_and_leave_no_trace(augmentation):
-    ours = TimmAugment(augmentation, (16, 24), 0.5, 3, flip=True)
+    ours = TimmAugment(augmentation, (16, 24), (0.5,) * 3, flip=True)
     pixels = [picture((20, 30), i) for i in range(12)]
     random.seed(1)
     np.random.seed(1)
@@ -99,7 +99,7 @@ def test_images_depend_on_their_seeds_only_and_leave_no_trace(augmentation):
 
 
 def test_generators_come_back_after_an_error_too():
-    ours = TimmAugment(FULL, (16, 16), 0.5, 3, flip=True)
+    ours = TimmAugment(FULL, (16, 16), (0.5,) * 3, flip=True)
     before = states()
     with pytest.raises(IndexError):
         ours([picture((16, 16))[:, :, 0]], [0])  # without channels
@@ -108,7 +108,7 @@ def test_generators_come_back_after_an_error_too():
 
 
 def test_a_shifted_image_is_a_window_of_the_reflected_one():
-    ours = TimmAugment(SHIFT, (16, 32), 0.5, 3, flip=False)
+    ours = TimmAugment(SHIFT, (16, 32), (0.5,) * 3, flip=False)
     pixels = picture((16, 32), 1)
     padded = np.pad(pixels, ((2, 2), (4, 4), (0, 0)), mode="reflect")
     windows = {padded[y : y + 16, x : x + 32].tobytes(): (y, x) for y in range(5) for x in range(9)}
@@ -117,7 +117,7 @@ def test_a_shifted_image_is_a_window_of_the_reflected_one():
 
 
 def test_greys_pass_through_every_operation():
-    ours = TimmAugment(FULL, (8, 8), 0.5, 1, flip=False)
+    ours = TimmAugment(FULL, (8, 8), (0.5,), flip=False)
     x = augmented(ours, [picture((8, 8), i, 1) for i in range(300)], range(300))
     assert x.shape == (300, 1, 8, 8)
     assert torch.isfinite(x).all()

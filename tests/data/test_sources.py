@@ -279,8 +279,8 @@ def test_a_test_class_that_train_lacks_is_named_and_a_missing_one_is_fine(folder
 WRONG_USE = [
     ("imagnet", {}, "imagnet.*digits.*cifar10.*fake.*folder"),
     ("digits", {"image_size": 0}, "`--image-size`.*got 0"),
-    ("digits", {"std": 0.0}, r"^mean=.*, std=0\.0: expected .* above 0"),
-    ("digits", {"mean": float("nan")}, "^mean=nan, std=1.0: expected a number"),
+    ("digits", {"std": 0.0}, r"^mean=.*, std=\(0\.0,\): expected .* above 0"),
+    ("digits", {"mean": float("nan")}, r"^mean=\(nan,\), std=\(1.0,\): expected numbers"),
     ("fake", {"num_fake_images": 0}, "at least one image.*0"),
 ]
 

@@ -53,7 +53,7 @@ def test_a_run_leaves_all_that_is_needed(tmp_path):
     line += ["--graph", "grid,reuse", "--norm", "layer", "--threads", "1", "--out", str(out)]
     assert main(line) == 0
     description = read_description(out / "model.safetensors")
-    assert facts_of(description) == ("vig_digits", 2, 3, (8, 6), 0.0, 1.0)
+    assert facts_of(description) == ("vig_digits", 2, 3, (8, 6), (0.0,) * 3, (1.0,) * 3)
     assert description.crop_pct == 1.0
     assert description.names() == ("cat", "dog")
     assert description.options == {"norm": "layer", "graph": "grid,reuse"}
@@ -64,15 +64,16 @@ def test_images_are_prepared_as_in_evaluation(tmp_path):
     root = make_pictures(tmp_path, size=(60, 50))
     state = create_model("vig_cifar_ti", num_classes=2).state_dict()
     facts = {"model": "vig_cifar_ti", "num_classes": "2", "img_size": "32x40"}
-    facts |= {"mean": "0.25", "std": "0.5", "crop_pct": "0.75"}
+    facts |= {"mean": "0.25, 0.5, 0.25", "std": "0.5", "crop_pct": "0.75"}
     description = read_description(save(tmp_path / "w.safetensors", state, **facts))
-    source = open_source(str(root), image_size=(32, 40), mean=0.25, std=0.5, crop_pct=0.75)
+    mean = (0.25, 0.5, 0.25)
+    source = open_source(str(root), image_size=(32, 40), mean=mean, std=0.5, crop_pct=0.75)
     paths = [root / "test" / name / f"{i}.png" for name in ("cat", "dog") for i in range(2)]
     ours = description.split(description.files(paths)).read(range(4))
     theirs = source.test.read(range(4))
     assert torch.equal(ours, theirs)
     assert description.pixels(ours).shape == (4, 32, 40, 3)
-    expected = (ours[0] * 0.5 + 0.25).movedim(0, -1).numpy() * 255
+    expected = (ours[0].movedim(0, -1) * 0.5 + torch.tensor(mean)).numpy() * 255
     assert np.abs(description.pixels(ours)[0] - expected).max() < 1
 
 
@@ -93,7 +94,7 @@ def test_the_shapes_tell_what_a_torch_file_does_not(tmp_path):
     state = create_model("vig_cifar_ti", num_classes=7, in_chans=1, img_size=(48, 40)).state_dict()
     torch.save({"state_dict": state}, tmp_path / "w.pth")
     description = read_description(tmp_path / "w.pth")
-    assert facts_of(description) == ("vig_cifar_ti", 7, 1, (48, 40), 0.5, 0.5)
+    assert facts_of(description) == ("vig_cifar_ti", 7, 1, (48, 40), (0.5,), (0.5,))
     assert description.names() == tuple("0123456")
     assert read_description(tmp_path / "w.pth", "vig_cifar_ti", "32").image_size == (32, 32)
     torch.save(create_model("vig_study", num_classes=4).state_dict(), tmp_path / "w.pth")

@@ -10,7 +10,12 @@ from vigpipe.config.options import OPTIONS, TrainConfig, as_given, check_numbers
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.errors import InputError
 from vigpipe.files.names import escaped
-from vigpipe.files.weights_metadata import image_preparation, metadata_if_any, unusable
+from vigpipe.files.weights_metadata import (
+    image_preparation,
+    metadata_if_any,
+    per_channel,
+    unusable,
+)
 
 IN_WEIGHTS = tuple(name for name, facts in OPTIONS.items() if facts.in_weights)
 Options = TypeVar("Options", bound=TrainConfig)
@@ -116,11 +121,14 @@ def _parsed(name: str, text: str, hints: tuple[Any, ...], where: Path) -> Any:
 def _of_images(metadata: Mapping[str, str], config: TrainConfig, path: Path) -> dict[str, Any]:
     """Return how a file's images are prepared, as far as the options leave it open."""
     defaults, prepared = MODEL_DEFAULTS[metadata["model"]], image_preparation(metadata, path)
-    for name, ours in (("mean", defaults.image_mean), ("std", defaults.image_std)):
-        if prepared.get(name, ours) != ours:
+    channels = count_in(metadata, "in_chans", path) if "in_chans" in metadata else 3
+    for name, own in (("mean", defaults.image_mean), ("std", defaults.image_std)):
+        theirs, ours = (per_channel(v, channels) for v in (prepared.get(name, own), own))
+        if theirs != ours:
+            theirs, ours = (", ".join(f"{x:g}" for x in dict.fromkeys(v)) for v in (theirs, ours))
             raise InputError(
-                f"{path}: its model takes pixels whose {name} is {prepared[name]:g}, and a run "
-                f"prepares them with {ours:g} for {metadata['model']}; choose other weights"
+                f"{path}: its model takes pixels whose {name} is {theirs}, and a run "
+                f"prepares them with {ours} for {metadata['model']}; choose other weights"
             )
     turned = {}
     if config.exif is None and "class_names" in metadata and "exif" not in metadata:

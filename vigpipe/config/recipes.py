@@ -23,8 +23,10 @@ class ModelDefaults:
     augment: bool = False
     image_size: int | None = None
     crop_pct: float = 1.0
-    image_mean: float = 0.0  # that is subtracted from the pixels, which lie in 0 ... 1
-    image_std: float = 1.0  # that the pixels are divided by afterwards
+    # The mean that is subtracted from the pixels, which lie in 0 ... 1, and the standard deviation
+    # that they are divided by afterwards: a number, or one for each channel.
+    image_mean: tuple[float, ...] = (0.0,)
+    image_std: tuple[float, ...] = (1.0,)
     exif: bool = True
     job: choices.JobName = "images"  # what the model is for
     norm: choices.Norm | choices.GraphNorm = "batch"
@@ -53,8 +55,8 @@ _PUBLISHED = ModelDefaults(
     augment=True,
     image_size=224,
     crop_pct=0.9,
-    image_mean=0.5,
-    image_std=0.5,
+    image_mean=(0.5,),
+    image_std=(0.5,),
 )
 _CIFAR = replace(_PUBLISHED, lr=1e-3, warmup_epochs=5, epochs=100, image_size=32, crop_pct=1.0)
 

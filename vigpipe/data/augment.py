@@ -46,14 +46,13 @@ class TimmAugment:
         self,
         augmentation: Augmentation,
         size: tuple[int, int],
-        mean: float,
-        channels: int,
+        mean: tuple[float, ...],  # of each channel
         flip: bool,
     ) -> None:
         from timm.data.random_erasing import RandomErasing
         from timm.data.transforms_factory import create_transform
 
-        self._size, self._channels, self._flip = size, channels, flip
+        self._size, self._channels, self._flip = size, len(mean), flip
         name = augmentation.auto_augment
         make: Any = create_transform
         try:
@@ -65,8 +64,8 @@ class TimmAugment:
                 color_jitter=augmentation.color_jitter or None,
                 auto_augment=None if name == "none" else name,
                 interpolation="random",
-                mean=(mean,) * channels,  # fills areas that a moved image leaves empty
-                std=(1.0,) * channels,  # unused, because the caller normalises
+                mean=mean,  # fills areas that a moved image leaves empty
+                std=(1.0,) * len(mean),  # unused, because the caller normalises
                 separate=True,
             )
         except Exception as error:  # assertions, and errors of int() and re for odd names

@@ -34,17 +34,17 @@ class Pixels(NamedTuple):
 class Normalise:
     """Makes of pixels what a model takes, on the device of the model.
 
-    The pixel value `white` becomes 1.0; then the mean is subtracted, and the result divided by the
-    standard deviation. A pixel has 256 values, so a table says what each becomes. The CPU computes
-    it, and every device gets the same bits. `send` copies a tensor of the host to the device; it is
-    None if they are the same.
+    The pixel value `white` becomes 1.0; then the mean of the channel is subtracted, and the result
+    divided by its standard deviation. A pixel has 256 values, so a table says what each becomes.
+    The CPU computes it, and every device gets the same bits. `send` copies a tensor of the host to
+    the device; it is None if they are the same.
     """
 
     def __init__(
         self,
         white: int,
-        mean: float,
-        std: float,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
         dtype: torch.dtype = torch.float32,
         device: torch.device | None = None,
         send: Callable[[Tensor], Tensor] | None = None,
@@ -52,7 +52,13 @@ class Normalise:
         table = torch.arange(256, dtype=torch.uint8).float().div_(white)
         table.clamp_(max=1)  # bicubic resizing overshoots a white of 240
         self._device = device or torch.device("cpu")
-        self._table = table.sub_(mean).div_(std).to(self._device, dtype)
+        of_channels = list(zip(mean, std, strict=True))
+        if len(set(of_channels)) == 1:  # they share a table
+            of_channels = of_channels[:1]
+        tables = [table.sub(mean).div_(std) for mean, std in of_channels]
+        self._table = torch.cat(tables).to(self._device, dtype)
+        firsts = 256 * torch.arange(len(tables), dtype=torch.int32, device=self._device)
+        self._firsts = firsts.view(-1, 1, 1) if len(tables) > 1 else None  # of each channel's
         self._send = send
 
     def __call__(self, parts: Iterable[Pixels], num_images: int, shape: tuple[int, ...]) -> Tensor:
@@ -79,7 +85,8 @@ class Normalise:
         at_once = _IN_CACHE_BYTES // math.prod(images.shape[1:]) if is_here else len(images)
         at_once = max(1, at_once)
         for some, result in zip(self._sent(images).split(at_once), out.split(at_once), strict=True):
-            torch.index_select(self._table, 0, some.flatten().int(), out=result.view(-1))
+            entries = some.int() if self._firsts is None else some + self._firsts
+            torch.index_select(self._table, 0, entries.flatten(), out=result.view(-1))
 
     def _sent(self, tensor: Tensor) -> Tensor:
         return tensor if self._send is None else self._send(tensor)

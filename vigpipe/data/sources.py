@@ -94,8 +94,8 @@ def open_source(
     data_dir: Path | None = None,
     download: bool = False,
     image_size: int | tuple[int, int] | None = None,
-    mean: float = 0.0,
-    std: float = 1.0,
+    mean: float | tuple[float, ...] = 0.0,
+    std: float | tuple[float, ...] = 1.0,
     crop_pct: float = 1.0,
     augment: bool | Augmentation = False,
     seed: int = 0,
@@ -118,8 +118,9 @@ def open_source(
         image_size: side of a square, or (H, W), in pixels: images are resized to cover it, and
             their centre is cropped. By default images keep their size, and all images of a folder
             must have the size of its first.
-        mean: mean that is subtracted from the pixels, which lie in 0 … 1.
-        std: standard deviation that the pixels are divided by afterwards.
+        mean: mean that is subtracted from the pixels, which lie in 0 … 1, or that of each channel;
+            of grey images, the mean of these.
+        std: standard deviation that the pixels are divided by afterwards, likewise.
         crop_pct: fraction of the side of a resized test image that is kept.
         augment: True crops and mirrors train images at random (digits are not mirrored, as a
             mirrored 2 is not a 2); an Augmentation applies timm's. Test and validation images are
@@ -183,6 +184,7 @@ def open_source(
                 f"--validation {validation}: {name} has validation images of its own; leave it out"
             )
         train, held_out = hold_out(train, validation, seed)
+    mean, std = (v if isinstance(v, tuple) else (v,) for v in (mean, std))
     preparation = Preparation(size, mean, std, crop_pct, augment, seed)
     unaugmented = replace(preparation, augment=False)
     return Source(

@@ -18,6 +18,7 @@ from vigpipe.data.picture import Picture, size_of, to_array, write_channels
 from vigpipe.data.pixels import Normalise, Pixels
 from vigpipe.data.stored import Look, StoredImages
 from vigpipe.errors import InputError
+from vigpipe.files.weights_metadata import per_channel
 
 # Bytes per split and process: enough for CIFAR-10 as a folder of files, not for ImageNet.
 CACHE_BYTES = 256 * 2**20
@@ -31,16 +32,17 @@ class Preparation:
     """How the pixels of an image are prepared for the model, in the words of `open_source`."""
 
     image_size: tuple[int, int]  # (H, W)
-    mean: float
-    std: float
+    mean: tuple[float, ...]  # of all channels, or of each
+    std: tuple[float, ...]
     crop_pct: float = 1.0
     augment: bool | Augmentation = False
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.mean) and math.isfinite(self.std) and self.std > 0):
+        numbers = (*self.mean, *self.std)
+        if not (all(map(math.isfinite, numbers)) and all(std > 0 for std in self.std)):
             raise InputError(
-                f"mean={self.mean}, std={self.std}: expected a number, and a number above 0, by "
+                f"mean={self.mean}, std={self.std}: expected numbers, and numbers above 0, by "
                 "which the pixels are scaled for the model; correct them"
             )
 
@@ -63,7 +65,7 @@ class Split:
         self._largest_bytes = math.prod(size) * look.channels  # size of the largest image so far
         augment = preparation.augment
         self._timm = (
-            TimmAugment(augment, size, preparation.mean, look.channels, look.flip)
+            TimmAugment(augment, size, per_channel(preparation.mean, look.channels), look.flip)
             if isinstance(augment, Augmentation)
             else None
         )
@@ -120,7 +122,8 @@ class Split:
         send: Callable[[Tensor], Tensor] | None = None,
     ) -> Normalise:
         """Return what normalises the result of `decode` for a model, by default on the CPU."""
-        mean, std = self._preparation.mean, self._preparation.std
+        preparation, channels = self._preparation, self._look.channels
+        mean, std = (per_channel(v, channels) for v in (preparation.mean, preparation.std))
         return Normalise(self._look.white, mean, std, dtype, device, send)
 
     def read(

@@ -1,8 +1,9 @@
 """Read what a file of weights says about its model and its images, and refuse what cannot be."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -22,8 +23,9 @@ def read_metadata(path: Path) -> dict[str, str]:
     """Read what a file of weights says about its model: texts by name.
 
     For a file that a run wrote: model, num_classes, in_chans, img_size ("HxW"), mean and std (of
-    pixels in 0 ... 1, the same for every channel), crop_pct, class_names (a JSON list) and norm;
-    graph, aggregator, stem_stride and compat if they were given.
+    pixels in 0 ... 1: a number, or one for each channel, "0.485, 0.456, 0.406"), crop_pct,
+    class_names (a JSON list) and norm; and those of the options graph, aggregator, stem_stride,
+    dist_head and compat that were given.
     """
     opened(path).close()  # refuses a pipe, which safetensors would wait for
     try:
@@ -37,23 +39,40 @@ def read_metadata(path: Path) -> dict[str, str]:
         ) from error
 
 
-def image_preparation(metadata: Mapping[str, str], where: Path) -> dict[str, float]:
-    """Return mean, std and crop_pct of a file's images, as far as its metadata give them."""
-    facts: dict[str, float] = {}
+def image_preparation(metadata: Mapping[str, str], where: Path) -> dict[str, Any]:
+    """Return mean, std and crop_pct of a file's images, as far as its metadata give them.
+
+    Mean and std are tuples of a single number, or of one for each channel.
+    """
+    facts: dict[str, Any] = {}
     for name, (least, most) in _BOUNDS.items():
         if name not in metadata:
             continue
-        try:
-            value = float(metadata[name])
-        except ValueError:
-            value = float("nan")
-        if not least <= value <= most:  # NaN fails too
-            raise InputError(
-                f"{where}: its metadata give {name} as {escaped(metadata[name], 40)}, but it is a "
-                f"number from {least:g} to {most:g}; write the file again with vigpipe train"
+        counts, kind = {"1"}, "a number"
+        if name != "crop_pct":
+            counts, kind = (
+                {"1", "3", metadata.get("in_chans")},
+                "a number, or one for each channel,",
             )
-        facts[name] = value
+        try:
+            values = tuple(map(float, metadata[name].split(",")))
+        except ValueError:
+            values = ()
+        # NaN fails too.
+        if str(len(values)) not in counts or not all(least <= value <= most for value in values):
+            raise InputError(
+                f"{where}: its metadata give {name} as {escaped(metadata[name], 40)}, but it is "
+                f"{kind} from {least:g} to {most:g}; write the file again with vigpipe train"
+            )
+        facts[name] = values[0] if name == "crop_pct" else values
     return facts
+
+
+def per_channel(values: Sequence[float], num_channels: int) -> tuple[float, ...]:
+    """Return a number for each channel; their mean for channels that they are not meant for."""
+    if len(values) == num_channels:
+        return tuple(values)
+    return (sum(values) / len(values),) * num_channels
 
 
 def class_names(metadata: Mapping[str, str], where: Path) -> tuple[str, ...]:

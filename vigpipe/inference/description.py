@@ -21,7 +21,12 @@ from vigpipe.data.split import Preparation, Split
 from vigpipe.data.stored import InMemory, Look, StoredImages, upright
 from vigpipe.data.texts import pack
 from vigpipe.errors import InputError
-from vigpipe.files.weights_metadata import class_names, image_preparation, metadata_if_any
+from vigpipe.files.weights_metadata import (
+    class_names,
+    image_preparation,
+    metadata_if_any,
+    per_channel,
+)
 from vigpipe.model.blocks import FewNodesWarning
 from vigpipe.model.identify import identify
 from vigpipe.model.staged import StagedModel
@@ -41,8 +46,8 @@ class ModelDescription:
     num_classes: int
     in_chans: int  # channels of the images, 1 or 3
     image_size: tuple[int, int]  # (H, W) in pixels
-    mean: float  # that is subtracted from the pixels, which lie in 0 ... 1
-    std: float  # that the pixels are divided by afterwards
+    mean: tuple[float, ...]  # of each channel's pixels, which lie in 0 ... 1; it is subtracted
+    std: tuple[float, ...]  # that they are divided by afterwards
     crop_pct: float  # fraction of the side of a resized image that is kept
     exif: bool = False  # whether images are turned as the EXIF of their files says
     class_names: tuple[str, ...] = ()  # by label; empty if the file has no names
@@ -99,7 +104,8 @@ class ModelDescription:
 
     def pixels(self, images: Tensor) -> np.ndarray:
         """Turn prepared images back into pixels: (B, C, H, W) -> (B, H, W, 3) uint8 RGB."""
-        pixels = (images * self.std + self.mean).clamp(0, 1).mul(255).round().to(torch.uint8)
+        std, mean = (torch.tensor(v).view(-1, 1, 1) for v in (self.std, self.mean))
+        pixels = (images * std + mean).clamp(0, 1).mul(255).round().to(torch.uint8)
         return pixels.expand(-1, 3, -1, -1).movedim(1, -1).numpy()
 
 
@@ -181,7 +187,8 @@ def _describe(
     text = f"{size[0]}x{size[1]}"
     config = with_model_defaults(TrainConfig(model=model, image_size=text))  # pyrefly: ignore[bad-argument-type]
     options = said_options({**metadata, "model": model}, weights)
-    preparation = {
+    in_chans = int(metadata.get("in_chans", published["input_size"][0]))
+    prepared: dict[str, Any] = {
         "mean": defaults.image_mean,
         "std": defaults.image_std,
         "crop_pct": config.crop_pct or 1.0,
@@ -189,9 +196,11 @@ def _describe(
     description = ModelDescription(
         model=model,
         num_classes=int(metadata.get("num_classes", published["num_classes"])),
-        in_chans=int(metadata.get("in_chans", published["input_size"][0])),
+        in_chans=in_chans,
         image_size=size,
-        **preparation,
+        mean=per_channel(prepared["mean"], in_chans),
+        std=per_channel(prepared["std"], in_chans),
+        crop_pct=prepared["crop_pct"],
         exif=options.pop("exif", False),
         class_names=class_names(metadata, weights),
         options=options,

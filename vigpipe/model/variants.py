@@ -6,7 +6,12 @@ from typing import Any, Literal
 from vigpipe.config.choices import MODELS, Divided, Impl, Norm
 from vigpipe.config.typed import typed
 from vigpipe.errors import InputError
-from vigpipe.files.weights_metadata import class_names, image_preparation, metadata_if_any
+from vigpipe.files.weights_metadata import (
+    class_names,
+    image_preparation,
+    metadata_if_any,
+    per_channel,
+)
 from vigpipe.model.blocks import VigShape, reduced, stem_strides
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.study import VigStudy
@@ -165,15 +170,15 @@ def cfg_of_file(model: VisionGnn, path: Path) -> dict[str, Any]:
     """Return a model's configuration for timm, with what the metadata of its weights file add."""
     metadata = metadata_if_any(path)
     cfg, names = model.pretrained_cfg, class_names(metadata, path)
-    facts = {"mean": cfg["mean"][0], "std": cfg["std"][0], "crop_pct": cfg["crop_pct"]}
+    facts = {name: cfg[name] for name in ("mean", "std", "crop_pct")}
     facts |= image_preparation(metadata, path)
     return {
         **cfg,
         "num_classes": model.num_classes,
         "input_size": (model.in_chans, *model.img_size),
         "pool_size": reduced(model.grid, (2,) * (len(model.shape.blocks) - 1)),
-        "mean": (facts["mean"],) * model.in_chans,
-        "std": (facts["std"],) * model.in_chans,
+        "mean": per_channel(facts["mean"], model.in_chans),
+        "std": per_channel(facts["std"], model.in_chans),
         "crop_pct": facts["crop_pct"],
         **({"label_names": names} if names else {}),
     }
