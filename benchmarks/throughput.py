@@ -14,7 +14,7 @@ from benchmarks.products import Products
 from benchmarks.side_by_side import alternate
 from vigpipe.config.choices import MODELS, parse_names
 from vigpipe.messages import tell
-from vigpipe.model.variants import VIG_SHAPES
+from vigpipe.model.shapes import VIG_SHAPES
 from vigpipe.selftest.compared import relative_difference
 from vigpipe.selftest.turns import Entry, best_reference, ratios, take_turns
 from vigpipe.selftest.way import NUM_WARMUP, Contender, Mode, Precision, Way, make_model

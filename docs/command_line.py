@@ -16,6 +16,7 @@ from vigpipe.commands.help import (
     subcommands,
     summary,
 )
+from vigpipe.config.choices import MODELS
 from vigpipe.config.options import OPTIONS, flag
 from vigpipe.config.recipes import RECIPES
 
@@ -103,7 +104,10 @@ def _section(name: str, command: App, trains: list[Option]) -> str:
 def _row(option: Option) -> tuple[str, str]:
     """Name and meaning of an option, as cells of a table."""
     default = "required" if option.is_required else _default(option)
-    values = [*option.kinds, *(f"`{choice}`" for choice in option.choices)]
+    choices = [f"`{choice}`" for choice in option.choices]
+    if {*MODELS} <= {*option.choices}:
+        choices = ["one of the [models](models.md)"]
+    values = [*option.kinds, *choices]
     value = " or ".join(filter(None, (", ".join(values[:-1]), *values[-1:])))
     of_recipes = ", ".join(f"{recipe} `{text}`" for recipe, text in option.of_recipes)
     if of_recipes:

@@ -22,7 +22,7 @@ from triton.compiler import ASTSource
 
 from vigpipe.model.blocks import make_block_specs, reduced, stem_strides
 from vigpipe.model.graph import reduce_k
-from vigpipe.model.variants import VIG_SHAPES
+from vigpipe.model.shapes import VIG_SHAPES
 from vigpipe.ops import gpu
 
 PAGE = Path(__file__).with_name("operators.md")

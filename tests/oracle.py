@@ -75,7 +75,7 @@ def oracle(run: Run, num_steps: int) -> Kinds:
 
     def keep_inputs_of(name: str):
         def keep(_, inputs):
-            x, *_, bias = inputs if len(inputs) == 5 else (inputs[0], torch.zeros(()))
+            x, bias = inputs[0], inputs[4] if len(inputs) > 4 else torch.zeros(())
             seen[name].append((x + bias).detach().flatten(0, -2))
 
         return keep
@@ -135,7 +135,9 @@ def oracle(run: Run, num_steps: int) -> Kinds:
             labels = torch.from_numpy(images_of(run).train.labels[batch[place]])
             keys = sample_keys(config.seed, step, torch.from_numpy(place))
             logits = model(images, keys)
-            share = F.cross_entropy(logits, labels, reduction="sum") / len(batch)
+            heads = logits if isinstance(logits, tuple) else (logits,)
+            totals = [F.cross_entropy(head, labels, reduction="sum") for head in heads]
+            share = torch.stack(totals).mean() / len(batch)
             for name, g in zip(
                 parameters, torch.autograd.grad(share, list(parameters.values())), strict=True
             ):

@@ -766,6 +766,7 @@ def assert_same_outcome(
     train: bool,
     follow: bool = False,
     gradient_tolerance: float | None = None,
+    rename: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict,
 ) -> None:
     """Compare with random weights: logits, every gradient, and the buffers after the forward.
 
@@ -773,11 +774,12 @@ def assert_same_outcome(
     choice of neighbours, and the comparison is one of arithmetic. With thousands of nodes there are
     near-ties always: `follow` then makes it take our graphs, after a look at their distances. In
     the maximum over neighbours a near-tie leaves the value as it is but sends the gradient
-    elsewhere; where there are many in float32, `gradient_tolerance` makes room for it.
+    elsewhere; where there are many in float32, `gradient_tolerance` makes room for it. `rename`
+    gives their tensors our names.
     """
     randomize(theirs)
     settle(theirs.double(), images.flip(0, 2).double())
-    ours.double().load_state_dict(theirs.state_dict())
+    ours.double().load_state_dict(rename(theirs.state_dict()))
     ours, theirs = (model.to(dtype).train(train) for model in (ours, theirs))
 
     def followed(images: Tensor) -> Tensor:
@@ -786,11 +788,15 @@ def assert_same_outcome(
         theirs.follow({int(i): graph.neighbours for i, graph in graphs.items()})
         return logits
 
-    results = outcome(ours, images.to(dtype), followed if follow else None)
-    expected = outcome(theirs, images.to(dtype))
+    def stacked(images: Tensor) -> Tensor:
+        logits = ours(images)
+        return torch.stack(logits, -1) if isinstance(logits, tuple) else logits
+
+    results = outcome(ours, images.to(dtype), followed if follow else stacked)
+    expected = {kind: rename(v) for kind, v in outcome(theirs, images.to(dtype)).items()}
     if not follow:
         gap = theirs.smallest_gap()  # pyrefly: ignore[not-callable]
-        assert gap > NEAR_TIE[dtype], "a near-tie in a kNN graph: take another seed"
+        assert gap > NEAR_TIE[dtype], "a near-tie in a graph: take another seed"
     for kind in expected:
         assert results[kind].keys() == expected[kind].keys()
         scale = max(float(value.abs().max()) for value in expected[kind].values())

@@ -23,7 +23,7 @@ def whole_model():
 
 @contextlib.contextmanager
 def _asked_for(blocks: str) -> Iterator[None]:
-    from vigpipe.model.variants import VIG_SHAPES
+    from vigpipe.model.shapes import VIG_SHAPES
 
     variables = {VARIABLE: blocks}
     with mock.patch.dict(os.environ, variables), mock.patch.dict(VIG_SHAPES):
@@ -34,7 +34,7 @@ def _asked_for(blocks: str) -> Iterator[None]:
 def take_model(variables: Mapping[str, str]) -> None:
     """Have the vig_digits from here on that these environment variables ask for."""
     if VARIABLE in variables:
-        from vigpipe.model.variants import VIG_SHAPES
+        from vigpipe.model.shapes import VIG_SHAPES
 
         shape, blocks = _whole_shape(), variables[VARIABLE]
         if blocks:
@@ -45,6 +45,6 @@ def take_model(variables: Mapping[str, str]) -> None:
 @cache
 def _whole_shape() -> Any:
     """What it is until somebody asks for another."""
-    from vigpipe.model.variants import VIG_SHAPES
+    from vigpipe.model.shapes import VIG_SHAPES
 
     return VIG_SHAPES["vig_digits"]

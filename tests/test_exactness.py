@@ -74,6 +74,14 @@ VARIANTS = {
         FOUR, model="pvig_cifar_ti", data="fake", batch_size=6, lr=1e-3, recompute="always", steps=1
     ),
 }
+# The models without kNN, whose second replica's last micro-batches of the second batch are empty.
+MOBILE = replace(DOUBLE, data="fake", image_size=32, stages=2, dp=2, microbatches=5, lr=1e-3)
+VARIANTS |= {
+    "mobilevig": replace(MOBILE, model="mobilevig_ti", steps=1),
+    "mobilevigv2": replace(MOBILE, model="mobilevigv2_cifar_ti", stages=4, steps=2),
+    "greedyvig": replace(MOBILE, model="greedyvig_cifar_ti", recompute="except-last", steps=2),
+    "adaptvig": replace(MOBILE, model="adaptvig_s", steps=1),
+}
 BACKWARD_IN_REVERSE = {"looped"}  # gradients are added up in another order
 # Eight micro-batches, so that three of the second batch are empty. SGD: Adam would blow up
 # gradients that are rounding noise (biases before a BatchNorm).

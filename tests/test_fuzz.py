@@ -44,7 +44,8 @@ from vigpipe.data.picture import to_array
 from vigpipe.errors import InputError
 from vigpipe.files.names import is_plain
 from vigpipe.graphs.sources import open_graph
-from vigpipe.model.weights import load_weights, read_weights
+from vigpipe.model.fit import load_weights
+from vigpipe.model.weights import read_weights
 from vigpipe.parallel.plan import read_plan
 from vigpipe.planning.profile import read_profile
 

@@ -278,19 +278,22 @@ def make_app(arguments: list[str]) -> App:
     app.command(weights)
 
     @weights.command
-    def convert(source: Path, target: Path, /, *, overwrite: bool = False) -> None:
+    def convert(
+        source: Path, target: Path, /, *, dist_head: bool = True, overwrite: bool = False
+    ) -> None:
         """Write published weights anew as safetensors that say which model they are of.
 
         Args:
             source: a torch or safetensors file, of the reference code, mmpretrain or vigpipe.
             target: the .safetensors file to write.
+            dist_head: keep the second head of models without kNN, which learns from a teacher.
             overwrite: replace the target if it is there.
         """
         check_converted_file(source, target, overwrite=overwrite)
-        from vigpipe.model.identify import convert as write  # imports torch
+        from vigpipe.model.fit import convert as write  # imports torch
         from vigpipe.model.weights import read_weights
 
-        name = write(source, target, overwrite=overwrite)
+        name = write(source, target, dist_head=dist_head, overwrite=overwrite)
         print(one_line(f"{target}: {name}, {len(read_weights(target))} tensors"))
 
     checkpoint = App(name="checkpoint", help="Look at what a run has saved.")

@@ -81,7 +81,7 @@ def test_squares_and_pooled_candidates_of_a_pyramid_and_the_study(capsys):
     line = ["explain", "--model", "vig_study", "--weights", "s.pth", "--image", "a.png"]
     assert main(line) == 0
     told = capsys.readouterr().out
-    assert "the edges are the same in every block, and are not explained" in told
+    assert "only the edges of a ViG are explained" in told
     assert told.endswith("explain.png: nodes\n")
 
 
@@ -148,7 +148,11 @@ WRONG = [
     (f"{IMAGE} --arrays e.txt", "e.txt", ".npz"),
     (f"{IMAGE} --arrays g.npz", "g.npz", "is there already"),
     ("--weights w.pth --image b.png", "b.png", "No such file"),
-    ("--weights s.pth --model vig_study --image a.png --block 1", "--block 1", "the same"),
+    (
+        "--weights s.pth --model vig_study --image a.png --block 1",
+        "--block 1",
+        "only the edges of a ViG",
+    ),
     ("--weights inf.pth --image a.png", "a.png", "NaN or infinite"),
 ]
 

@@ -172,7 +172,7 @@ def test_wrong_use_is_told_in_one_sentence(capsys):
         "",
         [
             (f"graph {OURS} --image a.png", "holds a sage, which is a model of a graph"),
-            ("weights convert w.safetensors v.safetensors", "not the whole of a ViG"),
+            ("weights convert w.safetensors v.safetensors", "not the whole of a model"),
         ],
     )
 

@@ -1,8 +1,8 @@
 """Models through torch.compile, torch.export and ONNX: the same logits.
 
-Two models go through each of the three: a pyramid of six blocks with every policy and every
-aggregator, and one block or two like those of `vig_digits`. What takes the time is the tracing of
-blocks.
+Three models go through: a pyramid of six blocks with every policy and every aggregator, one block
+or two like those of `vig_digits`, and one with gates and attention. What takes the time is the
+tracing of blocks.
 """
 
 import logging
@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from vigpipe.model.blocks import VigShape
+from vigpipe.model.mobile import MobileGnn, MobileShape
 from vigpipe.model.norm import BatchNorm
 from vigpipe.model.vig import VisionGnn
 
@@ -59,6 +60,18 @@ def isotropic(num_blocks=2):
     return settled(VisionGnn(replace(SMALL, blocks=(num_blocks,)), 5))
 
 
+def mobile():
+    torch.manual_seed(0)
+    shape = MobileShape("adaptvig", ((1, 1), (0, 1)), (8, 16), 32, (2, 1), img_size=(32, 24))
+    return settled(MobileGnn(shape, 5))
+
+
+def greedy():
+    torch.manual_seed(0)
+    shape = MobileShape("greedyvig", ((0, 1), (1, 1)), (8, 16), 32, (2, 1), img_size=(32, 24))
+    return settled(MobileGnn(shape, 5))
+
+
 def assert_same(run, model, *nums):
     """`run` gives the model's logits for batches of these sizes."""
     for num in nums:
@@ -84,8 +97,9 @@ def _nothing_compiled_before():
 
 
 @pytest.mark.heavy
-def test_compiled_by_inductor():
-    model = isotropic(1)
+@pytest.mark.parametrize("make", [lambda: isotropic(1), mobile], ids=["isotropic", "mobile"])
+def test_compiled_by_inductor(make):
+    model = make()
     assert_same(torch.compile(model, fullgraph=True), model, 4)
 
 
@@ -117,7 +131,9 @@ def test_a_program_exported_for_batches_of_any_size_is_saved_and_loaded(tmp_path
 # torch 2.11's own code, in a copy of an exported program; later torch does without.
 @pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.* is deprecated:FutureWarning")
 @pytest.mark.heavy
-@pytest.mark.parametrize("make", [pyramid, pytest.param(isotropic, marks=pytest.mark.oldest)])
+@pytest.mark.parametrize(
+    "make", [pyramid, pytest.param(isotropic, marks=pytest.mark.oldest), mobile, greedy]
+)
 def test_onnx_for_batches_of_any_size(make, tmp_path):
     """In onnxruntime, after a way through a file."""
     onnxruntime = pytest.importorskip("onnxruntime")

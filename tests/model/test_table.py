@@ -4,11 +4,12 @@ import sys
 
 import pytest
 
+from tests.model.test_mobile import COUNTS
 from tests.model.test_parity import PARAMETERS
 from tests.world import run_command
 from vigpipe.errors import InputError
+from vigpipe.model.shapes import MOBILE_SHAPES, SHAPES
 from vigpipe.model.table import figures, main
-from vigpipe.model.variants import VIG_SHAPES
 
 
 # Multiply-adds from the paper's tables 1 and 2 (arXiv:2206.00272), where they are called FLOPs and
@@ -23,12 +24,19 @@ from vigpipe.model.variants import VIG_SHAPES
         pytest.param("pvig_s_224", 4.6, marks=pytest.mark.heavy),
         pytest.param("pvig_m_224", 8.9, marks=pytest.mark.heavy),
         pytest.param("pvig_b_224", 16.8, marks=pytest.mark.heavy),
+        # GMAC of the published code.
+        ("mobilevig_ti", 0.662),
+        ("mobilevigv2_s", 0.912),
+        ("greedyvig_m", 3.114),
+        ("adaptvig_b", 3.802),
     ],
 )
 def test_published_figures(name, billions):
     found = figures(name)
-    assert found.num_parameters == PARAMETERS[name]
-    assert found.num_macs / 1e9 == pytest.approx(billions, abs=0.1)
+    of_mobile = name in MOBILE_SHAPES
+    expected = COUNTS[name][0] if of_mobile else PARAMETERS[name]
+    assert found.num_parameters == expected
+    assert found.num_macs / 1e9 == pytest.approx(billions, abs=6e-4 if of_mobile else 0.1)
 
 
 def test_figures_of_a_model_that_is_counted_by_hand():
@@ -45,16 +53,21 @@ def test_figures_of_a_model_that_is_counted_by_hand():
 
 
 def test_the_table_has_a_row_for_each_variant(capsys):
-    main(["vig_digits", "pvig_cifar_ti"])
+    main(["vig_digits", "pvig_cifar_ti", "greedyvig_s"])
     head, rule, *rows = capsys.readouterr().out.splitlines()
     assert head.split("|")[1].strip() == "variant"
     assert set(rule) <= set("|-:")
-    assert [row.split("|")[1].strip() for row in rows] == ["`vig_digits`", "`pvig_cifar_ti`"]
+    assert [row.split("|")[1].strip() for row in rows] == [
+        "`vig_digits`",
+        "`pvig_cifar_ti`",
+        "`greedyvig_s`",
+    ]
     assert "192,122" in rows[0]
+    assert "2+2, 2+2, 6+2, 2+2" in rows[2]
 
 
 def test_an_unknown_variant_is_refused_in_one_sentence():
-    with pytest.raises(InputError, match=f"vig_xl: .* {', '.join(VIG_SHAPES)}"):
+    with pytest.raises(InputError, match=f"vig_xl: .* {', '.join(SHAPES)}"):
         figures("vig_xl")
     done = run_command([sys.executable, "-m", "vigpipe.model.table", "vig_xl"])
     assert (done.returncode, done.stdout) == (2, "")

@@ -23,7 +23,7 @@ from tests.timm_plugin import LEFT_OUT, why_left_out
 from tests.world import ROOT, run_command
 from vigpipe.errors import InputError
 from vigpipe.model import import_hooks
-from vigpipe.model.variants import VIG_SHAPES
+from vigpipe.model.shapes import SHAPES
 
 pytestmark = pytest.mark.oldest
 
@@ -119,7 +119,7 @@ def outcomes(tmp_path_factory):
 
 @pytest.mark.timm
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", VIG_SHAPES)
+@pytest.mark.parametrize("name", SHAPES)
 def test_timms_own_tests_pass(outcomes, name):
     own = {function: outcome for (function, model), outcome in outcomes.items() if model == name}
     left_out = {function for function in own if why_left_out(function, name)}
@@ -132,8 +132,8 @@ def test_timms_own_tests_pass(outcomes, name):
 @pytest.mark.heavy
 def test_timms_own_tests_are_the_ones_meant(outcomes):
     functions = {function for function, _ in outcomes}
-    assert {model for _, model in outcomes} == set(VIG_SHAPES)
-    assert len(outcomes) == len(functions) * len(VIG_SHAPES)
+    assert {model for _, model in outcomes} == set(SHAPES)
+    assert len(outcomes) == len(functions) * len(SHAPES)
     assert functions >= {
         "test_model_forward",
         "test_model_backward",
@@ -162,14 +162,14 @@ def test_timms_own_tests_are_the_ones_meant(outcomes):
 )
 def test_timm_knows_the_models_in_either_order(imports):
     code = f"{imports}; print(type(timm.create_model('vig_digits')).__name__, "
-    code += "timm.list_models('*vig_*'), type(timm.models.__spec__.loader).__name__)"
+    code += "timm.list_models('*vig*'), type(timm.models.__spec__.loader).__name__)"
     done = run_command(
         [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", code]
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("VisionGnn ")
     assert done.stdout.endswith(" SourceFileLoader\n")  # the hook leaves nothing behind
-    assert sorted(re.findall(r"'(\w+)'", done.stdout)) == sorted(VIG_SHAPES)
+    assert sorted(re.findall(r"'(\w+)'", done.stdout)) == sorted(SHAPES)
 
 
 def test_where_timm_is_there_already_the_models_are_registered_at_once(monkeypatch):
@@ -205,6 +205,8 @@ def test_create_model_of_the_package_is_the_one_by_name():
         ("pvig_ti_224", [48, 96, 240, 384], [4, 8, 16, 32]),
         ("vig_cifar_ti", [128] * 4, [4] * 4),
         ("vig_digits", [48] * 4, [1] * 4),
+        ("mobilevigv2_ti", [32, 64, 128, 256], [4, 8, 16, 32]),
+        ("greedyvig_cifar_ti", [48, 96, 192], [2, 4, 8]),
     ],
 )
 def test_features_only(name, channels, reductions):
@@ -212,14 +214,14 @@ def test_features_only(name, channels, reductions):
     assert features.feature_info.channels() == channels
     assert features.feature_info.reduction() == reductions
     whole = create(name).eval()
-    size = (64, 96) if name.endswith("224") else None  # height is not width
+    size = (64, 96) if reductions[-1] == 32 else None  # height is not width
     x = images(whole, size=size)
     levels = features.feature_info.out_indices
     with torch.no_grad():
         maps = features(x)
         last, expected = whole.forward_intermediates(x, indices=list(levels))
         assert torch.equal(last, whole.forward_features(x))
-    assert len(maps) == len(expected) == 4
+    assert len(maps) == len(expected) == len(channels)
     for one, other, width, reduction in zip(maps, expected, channels, reductions, strict=True):
         assert one.shape == (2, width, x.shape[2] // reduction, x.shape[3] // reduction)
         assert torch.equal(one, other)
@@ -288,7 +290,7 @@ def test_a_pruned_readout_is_gone_for_good():
 # ---- training ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["vig_digits", "pvig_cifar_ti"])
+@pytest.mark.parametrize("name", ["vig_digits", "pvig_cifar_ti", "greedyvig_cifar_ti"])
 def test_layer_decay_knows_every_parameter(name):
     with torch.device("meta"):
         model = create(name)

@@ -19,14 +19,13 @@ from torch import nn
 from tests.reference import randomize
 from tests.refusals import check_refusals
 from vigpipe.errors import InputError
-from vigpipe.model.identify import convert, identify
+from vigpipe.model.fit import convert, load_weights, match_state
+from vigpipe.model.identify import identify
+from vigpipe.model.published import to_own_names
 from vigpipe.model.variants import create_model
 from vigpipe.model.vig import VisionGnn
 from vigpipe.model.weights import (
-    load_weights,
-    match_state,
     read_weights,
-    to_reference_names,
 )
 
 SIZES = {"vig_digits": (8, 8), "pvig_cifar_ti": (32, 32)}  # of the smallest model of either kind
@@ -386,7 +385,7 @@ KNOWN = {"vig_digits": 8, "vig_ti_224": 224, "pvig_cifar_ti": 32, "pvig_s_224": 
 def test_a_variant_is_known_by_its_shapes(name, size):
     with torch.device("meta"):
         state = create_model(name, num_classes=7, in_chans=2, img_size=size).state_dict()
-    assert identify(to_reference_names(ported(state))).name == name
+    assert identify(to_own_names(ported(state))).name == name
 
 
 def test_of_no_variant_the_closest_is_named():
@@ -396,11 +395,11 @@ def test_of_no_variant_the_closest_is_named():
     with pytest.raises(InputError, match=r"closest is vig_s_224 for 7 classes, .* 1 unexp.*extra"):
         identify(state)
     with pytest.raises(
-        InputError, match="not the whole of a ViG: it has no pos_embed and no predi"
+        InputError, match=r"not the whole of a model: it has no prediction\.4\.weight of"
     ):
         identify({"stem.convs.0.weight": torch.ones(8, 3, 3, 3)})
     state["pos_embed"] = torch.ones(1, 320, 0, 14)
-    with pytest.raises(InputError, match="not the whole of a ViG: it has no pos_embed of"):
+    with pytest.raises(InputError, match="not the whole of a model: it has no pos_embed of"):
         identify(state)
 
 
@@ -462,7 +461,7 @@ def test_a_full_disk_leaves_the_older_target(tmp_path, monkeypatch):
         Path(path).write_bytes(b"half of")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("vigpipe.model.identify.save_file", fails)
+    monkeypatch.setattr("vigpipe.model.fit.save_file", fails)
     with pytest.raises(InputError, match="No space left"):
         convert(tmp_path / "w.safetensors", target, overwrite=True)
     assert target.read_bytes() == b"older"

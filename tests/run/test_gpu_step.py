@@ -9,7 +9,7 @@ import torch.distributed as dist
 from tests.fake_gpu import FakeGpu, Seen, is_on_gpu
 from tests.world import run_ranks
 from vigpipe.config.options import TrainConfig
-from vigpipe.model.variants import VIG_SHAPES
+from vigpipe.model.shapes import VIG_SHAPES
 from vigpipe.run.evaluation import evaluate
 from vigpipe.run.step import train_step
 

@@ -97,8 +97,8 @@ def _explain(config: ExplainConfig, advance: Callable[[int], object]) -> _Explai
         }
     elif config.block is not None:
         raise InputError(
-            f"--block {config.block}: the edges of a {description.model} are the same in every "
-            "block, and are not explained; leave it out"
+            f"--block {config.block}: only the edges of a ViG are explained, and this is a "
+            f"{description.model}; leave it out"
         )
     image = description.read_file(config.image)
     found = explain_image(model, image, question)
@@ -159,6 +159,6 @@ def _table_of_blocks(view: View) -> str:
             one = f"{edges.drops[measured[0]]:.4g}", view.edge(edges, int(measured[0]))
         rows.append((str(edges.block), f"{edges.all_out:.4g}", *one))
     if not rows:
-        return "the edges are the same in every block, and are not explained"
+        return "only the edges of a ViG are explained"
     head = (f"{view.kind}", "all edges left out", "one edge", "which, the strongest of those tried")
     return tabulate(rows, head, disable_numparse=True, colalign=("right", "right", "right", "left"))

@@ -5,16 +5,16 @@ from dataclasses import replace
 import torch
 
 from vigpipe.commands.blocks import parse_blocks
-from vigpipe.config.choices import MODELS
 from vigpipe.config.verbs import GraphConfig
 from vigpipe.errors import InputError
 from vigpipe.inference.description import read_description
 from vigpipe.inference.drawing import Panel, draw
 from vigpipe.model.blocks import BlockSpec
+from vigpipe.model.fit import load_weights
 from vigpipe.model.graph import reduce_k
 from vigpipe.model.grapher import BlockGraph
+from vigpipe.model.shapes import VIG_SHAPES
 from vigpipe.model.vig import VisionGnn
-from vigpipe.model.weights import load_weights
 
 
 def draw_graph(config: GraphConfig) -> None:
@@ -27,8 +27,8 @@ def draw_graph(config: GraphConfig) -> None:
         model = description.build()
     if not isinstance(model, VisionGnn):
         raise InputError(
-            f"--model {description.model}: its graph is the same in every block, and it does not "
-            f"tell; choose one of {', '.join(name for name in MODELS if name != description.model)}"
+            f"--model {description.model}: is no ViG, whose nodes choose their neighbours in every "
+            f"block; choose one of {', '.join(VIG_SHAPES)}"
         )
     if config.weights is not None:
         load_weights(model, config.weights)

@@ -17,6 +17,22 @@ VigModel = Literal[
     "pvig_b_224",
     "vig_cifar_ti",
     "pvig_cifar_ti",
+    "mobilevig_ti",
+    "mobilevig_s",
+    "mobilevig_m",
+    "mobilevig_b",
+    "mobilevigv2_ti",
+    "mobilevigv2_s",
+    "mobilevigv2_m",
+    "mobilevigv2_b",
+    "greedyvig_s",
+    "greedyvig_m",
+    "greedyvig_b",
+    "adaptvig_s",
+    "adaptvig_m",
+    "adaptvig_b",
+    "mobilevigv2_cifar_ti",
+    "greedyvig_cifar_ti",
 ]
 GnnModel = Literal["gcn", "sage", "gat", "gin", "gcn2"]
 Model = Literal[VigModel, GnnModel]

@@ -24,6 +24,7 @@ class TrainKeywords(TypedDict, total=False):
     drop_path: float | None
     dropout: float
     compat: choices.Compat | None
+    dist_head: bool | None
     impl: choices.Impl
     compile: bool
     cuda_graph: bool | None

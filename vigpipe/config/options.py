@@ -82,6 +82,8 @@ class TrainConfig:
         drop_path: drop-path rate of the last block; the rate rises linearly from 0 in the first.
         dropout: dropout rate in the readout; of graph models, before or between their layers.
         compat: reference keeps the quirks of the published code, for weights trained with it.
+        dist_head: give a model without kNN its second head, which learns from a teacher; without
+            one it gets the loss of the labels, too. By default on.
         impl: fused uses the fused operators where they exist (vigpipe doctor lists them), plain
             uses plain torch everywhere; both take the same weights and give the same numbers up to
             rounding.
@@ -316,6 +318,7 @@ class TrainConfig:
     drop_path: float | None = _model(None, bounds=(0, 0.99), job="images")
     dropout: float = _model(0.0, short=True, bounds=(0, 0.99))
     compat: choices.Compat | None = _model(None, job="images", in_weights=True)
+    dist_head: bool | None = _model(None, job="images", in_weights=True)
     impl: choices.Impl = _model("fused", differs="resumed")
     compile: bool = _model(False, job="images", differs="resumed")
     cuda_graph: bool | None = _model(None, job="images", differs="resumed")

@@ -58,6 +58,13 @@ _PUBLISHED = ModelDefaults(
     image_mean=(0.5,),
     image_std=(0.5,),
 )
+# The models without kNN take ImageNet's own mean and deviation, and are trained alike otherwise.
+_MOBILE = replace(_PUBLISHED, image_mean=(0.485, 0.456, 0.406), image_std=(0.229, 0.224, 0.225))
+_MOBILE_MODELS = tuple(
+    name
+    for name in choices.MODELS
+    if name.startswith(("mobilevig", "greedyvig", "adaptvig")) and "cifar" not in name
+)
 _CIFAR = replace(_PUBLISHED, lr=1e-3, warmup_epochs=5, epochs=100, image_size=32, crop_pct=1.0)
 
 # Kipf & Welling 2017 (arXiv:1609.02907): Adam with this learning rate, for 200 epochs.
@@ -95,6 +102,9 @@ MODEL_DEFAULTS: dict[str, ModelDefaults] = {
     "pvig_b_224": replace(_PUBLISHED, crop_pct=0.95),
     "vig_cifar_ti": _CIFAR,
     "pvig_cifar_ti": _CIFAR,
+    **dict.fromkeys(_MOBILE_MODELS, _MOBILE),
+    "mobilevigv2_cifar_ti": _CIFAR,
+    "greedyvig_cifar_ti": _CIFAR,
     "gcn": _GRAPH,
     "sage": replace(_GRAPH, aggregator="mean"),
     "gat": replace(_GRAPH, aggregator="v1", heads=8),

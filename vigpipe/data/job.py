@@ -124,6 +124,7 @@ class ImageJob:
             stochastic_dilation=config.stochastic_dilation,
             stem_stride=config.stem_stride,
             compat=config.compat,
+            dist_head=config.dist_head,
             impl=config.impl,
             narrow=num_parts,
             divided=config.divided or "inner",

@@ -28,10 +28,13 @@ from vigpipe.files.weights_metadata import (
     per_channel,
 )
 from vigpipe.model.blocks import FewNodesWarning
-from vigpipe.model.identify import identify
+from vigpipe.model.fit import match_state
+from vigpipe.model.identify import SECOND_HEAD, identify
+from vigpipe.model.published import to_own_names
+from vigpipe.model.shapes import MOBILE_SHAPES, SHAPES, VIG_SHAPES
 from vigpipe.model.staged import StagedModel
-from vigpipe.model.variants import VIG_SHAPES, create_model, pretrained_cfg
-from vigpipe.model.weights import match_state, read_weights, to_reference_names
+from vigpipe.model.variants import create_model, pretrained_cfg
+from vigpipe.model.weights import read_weights
 
 NUM_IMAGENET_CLASSES = 1000
 # vig_study is not in timm's registry, so it has no pretrained_cfg.
@@ -111,7 +114,7 @@ class ModelDescription:
 
 def matching_weights(weights: Path, build: Callable[[], nn.Module]) -> dict[str, Tensor]:
     """Read the weights of a file; raise InputError unless they fit the model that is built."""
-    state = to_reference_names(read_weights(weights))
+    state = to_own_names(read_weights(weights))
     with torch.device("meta"):  # takes no memory, though a file may claim to hold any model
         claimed = build()
     match_state(state, claimed, str(weights))
@@ -151,7 +154,7 @@ def read_description(
                 f"models are {', '.join(MODELS)}"
             )
     else:
-        state = to_reference_names(read_weights(weights))
+        state = to_own_names(read_weights(weights))
         model = model or _recognise(state, weights)
         metadata = {**_facts_from_shapes(state, model), **metadata}
     description = describe_image_model(metadata, model, weights, image_size)
@@ -181,7 +184,7 @@ def describe_image_model(
 def _describe(
     metadata: Mapping[str, str], model: str, image_size: str | None, weights: Path
 ) -> ModelDescription:
-    published = pretrained_cfg(model) if model in VIG_SHAPES else STUDY
+    published = pretrained_cfg(model) if model in SHAPES else STUDY
     defaults = MODEL_DEFAULTS[model]
     size = parse_image_size(image_size or metadata.get("img_size")) or published["input_size"][1:]
     text = f"{size[0]}x{size[1]}"
@@ -219,7 +222,7 @@ def _recognise(state: Mapping[str, Tensor], weights: Path) -> str:
 
 
 def _facts_from_shapes(state: Mapping[str, Tensor], model: str) -> dict[str, str]:
-    """Read classes, channels and image size off the shapes of the tensors, as metadata."""
+    """Read classes, channels, heads and image size off the shapes of the tensors, as metadata."""
     facts = {}
     for key, dimension, names in (
         ("num_classes", 0, ("prediction.4.weight", "fc2.weight")),
@@ -232,4 +235,6 @@ def _facts_from_shapes(state: Mapping[str, Tensor], model: str) -> dict[str, str
     if model in VIG_SHAPES and table is not None and table.dim() == 4:
         height, width = (side * VIG_SHAPES[model].stem_stride for side in table.shape[2:])
         facts["img_size"] = f"{height}x{width}"
+    if model in MOBILE_SHAPES and SECOND_HEAD not in state:
+        facts["dist_head"] = "False"
     return facts

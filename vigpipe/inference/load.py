@@ -15,10 +15,10 @@ from vigpipe.errors import InputError
 from vigpipe.inference.description import ModelDescription, matching_weights, read_description
 from vigpipe.inference.predict import Prediction, list_files, make_prediction, most_likely
 from vigpipe.inference.prepack import can_prepack, prepack
+from vigpipe.model.fit import match_state
+from vigpipe.model.image import ImageModel
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.variants import cfg_of_file
-from vigpipe.model.vig import VisionGnn
-from vigpipe.model.weights import match_state
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def load(
     size = None if image_size is None else str(image_size)
     description = read_description(path, model, size)
     built = build_from(path, description.build)
-    if isinstance(built, VisionGnn):
+    if isinstance(built, ImageModel):
         built.pretrained_cfg = cfg_of_file(built, path)
     return LoadedModel(built.to(device).eval(), Transform(description), description.names())
 

@@ -95,7 +95,7 @@ def _prepacked(module: nn.Module, dtype: torch.dtype) -> nn.Module:
         module.conv[0] = _convolution(conv, dtype)
     if isinstance(module, Readout):
         module.fuse()
-        for i in (0, 4):
+        for i in (0, *range(4, len(module))):
             if isinstance(module[i], Pointwise):
                 module[i] = _product(module[i], dtype)
     return module

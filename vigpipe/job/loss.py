@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 
@@ -40,11 +41,18 @@ class MeanLoss:
         raise NotImplementedError
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Compute a micro-batch's share in the loss of the step, from (b, num_classes) logits."""
+        """Compute a micro-batch's share in the loss of the step, from (b, num_classes) logits.
+
+        Of a model with two heads, (b, num_classes, 2), it is the mean of both losses.
+        """
         weights = next(self._weights, None)
-        if weights is None:
-            total = self.total(logits, labels)
-        else:
-            total = self.weighted_total(logits, labels, weights)
+        heads = [logits] if logits.dim() == 2 else logits.unbind(-1)
+        totals = [
+            self.total(head, labels)
+            if weights is None
+            else self.weighted_total(head, labels, weights)
+            for head in heads
+        ]
+        total = totals[0] if len(totals) == 1 else torch.stack(totals).mean()
         share = total / max(1, self.num_samples)  # a step may have none
         return share if self.factor is None else share * self.factor

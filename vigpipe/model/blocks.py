@@ -55,6 +55,14 @@ class VigShape:
     stem_stride: int = 16  # side, in pixels, of the patch that becomes a node
     img_size: Grid = (224, 224)  # of the images that the variant is designed for, in pixels
 
+    @property
+    def stem_widths(self) -> tuple[int, ...]:
+        return tuple(self.channels[0] // divisor for divisor in self.stem)
+
+    @property
+    def stem_strides(self) -> tuple[int, ...]:
+        return stem_strides(len(self.stem), self.stem_stride)
+
     def divided(self, num: int) -> "VigShape":
         """Return the sizes of a sub-network that has 1/num of the channels between blocks."""
         for divisor in self.stem:

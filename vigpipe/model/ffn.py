@@ -5,7 +5,6 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from vigpipe.config.choices import Norm
-from vigpipe.model.blocks import BlockSpec
 from vigpipe.model.keyed_dropout import Draws, DropPath
 from vigpipe.model.layer import Layer
 from vigpipe.model.slicing import Roles, Side, Sides, bound, within
@@ -20,12 +19,19 @@ class FFN(nn.Module):
     }
 
     def __init__(
-        self, spec: BlockSpec, hidden: int, norm: Norm, drop_path: float, rescale: float
+        self,
+        channels: int,
+        hidden: int,
+        norm: Norm,
+        drop_path: float,
+        stream: int,
+        rescale: float = 1.0,
+        scale: float | None = None,
     ) -> None:
         super().__init__()
-        self.fc1 = Layer(spec.channels, hidden, norm, gelu=True)
-        self.fc2 = Layer(hidden, spec.channels, norm, factor=rescale)
-        self.drop_path = DropPath(drop_path, stream=2 * spec.number + 1)
+        self.fc1 = Layer(channels, hidden, norm, gelu=True)
+        self.fc2 = Layer(hidden, channels, norm, factor=rescale, scale=scale)
+        self.drop_path = DropPath(drop_path, stream)
 
     def sides(self, prefix: str, trunk: Side | None) -> dict[str, Sides]:
         channels = {"trunk": trunk, "hidden": Side(f"{prefix}hidden")}

@@ -1,28 +1,22 @@
-"""Find out which variant a weights file belongs to, and convert it to safetensors."""
+"""Find out which variant the tensors of a weights file belong to."""
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from vigpipe.errors import InputError
-from vigpipe.files.atomic import replacing
-from vigpipe.files.outputs import check_converted_file
+from vigpipe.model.differences import Differences, with_relative_positions
+from vigpipe.model.image import ImageModel
+from vigpipe.model.mobile import MobileGnn
 from vigpipe.model.position import Grid
-from vigpipe.model.variants import VIG_SHAPES, create_model
+from vigpipe.model.shapes import MOBILE_SHAPES, SHAPES, VIG_SHAPES
 from vigpipe.model.vig import VisionGnn
-from vigpipe.model.weights import (
-    Differences,
-    match_state,
-    read_weights,
-    to_reference_names,
-    with_relative_positions,
-)
+
+_STEM, _CLASSIFIER, _POSITIONS = "stem.convs.0.weight", "prediction.4.weight", "pos_embed"
+SECOND_HEAD = "prediction.5.weight"
 
 
 @dataclass(frozen=True)
@@ -33,12 +27,15 @@ class Variant:
     num_classes: int
     in_chans: int
     img_size: Grid
+    num_heads: int = 1
 
-    def build(self) -> VisionGnn:
+    def build(self) -> ImageModel:
+        sizes = self.num_classes, self.in_chans, self.img_size
+        if self.name in MOBILE_SHAPES:
+            dist_head = self.num_heads == 2
+            return MobileGnn(MOBILE_SHAPES[self.name], *sizes, dist_head=dist_head)
         with warnings.catch_warnings(action="ignore"):  # running it warns of few nodes again
-            model = create_model(**asdict(self))
-        assert isinstance(model, VisionGnn)
-        return model
+            return VisionGnn(VIG_SHAPES[self.name], *sizes)
 
     def differences(self, state: Mapping[str, Tensor]) -> Differences:
         with torch.device("meta"):
@@ -46,70 +43,74 @@ class Variant:
         expected = model.state_dict()
         return Differences.between(with_relative_positions(state, expected, model), expected)
 
+    @property
+    def description(self) -> str:
+        return f"{self.name} for {self.num_classes} classes"
+
 
 def identify(state: Mapping[str, Tensor], source: str = "these weights") -> Variant:
     """Find out which variant a state dict belongs to, judging by its names and shapes.
 
-    Classes, channels and image size are read off the tensors, which have the authors' names. The
-    strides of the stem, and whether max or edge aggregates, are taken to be the variant's defaults.
-    If several variants fit, the one whose default image size gives this grid comes first.
+    Classes, channels and, of ViG, the image size are read off the tensors, whose names are those of
+    the models here. The strides of the stem, and whether max or edge aggregates, are taken to be
+    the variant's defaults. If several variants fit, the one whose default image size gives this
+    grid comes first.
+
+    Raises:
+        InputError: no variant fits; the message names the closest.
     """
-    required = ("stem.convs.0.weight", "pos_embed", "prediction.4.weight")
-    absent = [n for n in required if n not in state or state[n].dim() != 4 or 0 in state[n].shape]
-    if absent:
+    candidates = _candidates(state)
+    if not candidates:
+        absent = [name for name in _required(state) if not _has_four(state, name)]
         raise InputError(
-            f"{source}: not the whole of a ViG: it has no {' and no '.join(absent)} of four "
+            f"{source}: not the whole of a model: it has no {' and no '.join(absent)} of four "
             "dimensions; give a file with stem, backbone and classifier"
         )
-    stem, embedding, classifier = (state[name] for name in required)
-    _, channels, height, width = embedding.shape
-    candidates: list[Variant] = []
-    for name, shape in VIG_SHAPES.items():
-        size = height * shape.stem_stride, width * shape.stem_stride
-        candidates.append(Variant(name, len(classifier), stem.shape[1], size))
-
-    def mismatches(variant: Variant) -> tuple[bool, bool]:
-        shape = VIG_SHAPES[variant.name]
-        return shape.channels[0] != channels, shape.img_size != variant.img_size
-
     differences: dict[Variant, Differences] = {}
-    for variant in sorted(candidates, key=mismatches):
+    for variant in candidates:
         differences[variant] = variant.differences(state)
         if differences[variant].count == 0:
             return variant
     closest = min(differences, key=lambda variant: differences[variant].count)
     raise InputError(
-        f"{source}: of no variant; closest is {closest.name} for {closest.num_classes} classes, "
+        f"{source}: of no variant; closest is {closest.description}, "
         f"from which it differs: {differences[closest]}; build the model with the options it was "
         "trained with and load it there"
     )
 
 
-def convert(source: Path, target: Path, *, ema: bool = False, overwrite: bool = False) -> str:
-    """Convert a weights file to safetensors with the authors' names, and name its variant."""
-    check_converted_file(source, target, overwrite=overwrite)
-    state = to_reference_names(read_weights(source, ema=ema))
-    variant = identify(state, str(source))
-    model = variant.build()
-    if any(tensor.dtype == torch.float64 for tensor in state.values()):
-        model = model.double()  # float32 would lose the last digits
-    weights = {
-        name: tensor.contiguous() for name, tensor in match_state(state, model, str(source)).items()
-    }
-    height, width = variant.img_size
-    metadata = {
-        "format": "pt",
-        "model": variant.name,
-        "num_classes": str(variant.num_classes),
-        "in_chans": str(variant.in_chans),
-        "img_size": f"{height}x{width}",
-    }
-    try:
-        with replacing(target) as partial:
-            save_file(weights, partial, metadata)
-    except (OSError, SafetensorError) as error:
-        raise InputError(
-            f"{target}: cannot be written ({error}); choose a folder that exists, is writable and "
-            "has room"
-        ) from error
-    return variant.name
+def recognised(state: Mapping[str, Tensor]) -> Variant | None:
+    """Return the variant that a state dict belongs to, if its names and shapes are those of one."""
+    return next((v for v in _candidates(state) if v.differences(state).count == 0), None)
+
+
+def _candidates(state: Mapping[str, Tensor]) -> list[Variant]:
+    """List the variants that a state dict may be of, the most likely ones first."""
+    if not all(_has_four(state, name) for name in _required(state)):
+        return []
+    stem, classifier, num_heads = state[_STEM], state[_CLASSIFIER], 1 + (SECOND_HEAD in state)
+    grid = state[_POSITIONS].shape[2:] if _POSITIONS in state else None
+    found: list[Variant] = []
+    for name, shape in (MOBILE_SHAPES if grid is None else VIG_SHAPES).items():
+        size = shape.img_size
+        if grid is not None:
+            side = VIG_SHAPES[name].stem_stride
+            size = grid[0] * side, grid[1] * side
+        found.append(Variant(name, len(classifier), stem.shape[1], size, num_heads))
+
+    def mismatches(variant: Variant) -> tuple[bool, bool]:
+        shape = SHAPES[variant.name]
+        width = shape.stem_widths[0]
+        return width != len(stem), shape.img_size != variant.img_size
+
+    return sorted(found, key=mismatches)
+
+
+def _required(state: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Name the tensors that tell the sizes of a model; only a ViG has a table of positions."""
+    return (_STEM, _CLASSIFIER, *([_POSITIONS] if _POSITIONS in state else []))
+
+
+def _has_four(state: Mapping[str, Tensor], name: str) -> bool:
+    """Tell whether there is a tensor of four dimensions, none of them empty."""
+    return name in state and state[name].dim() == 4 and 0 not in state[name].shape

@@ -57,20 +57,25 @@ class BatchNorm(nn.Module):
         sample_scale: Tensor | None = None,
         gelu: bool = False,
         before: Tensor | None = None,
+        scale: Tensor | None = None,
     ) -> Tensor:
         """Normalise, then apply GELU and add a residual if asked to; see `vigpipe.ops.norm`.
 
-        In training, `before` is the bias of the layer before, (C,), which x was made without.
+        In training, `before` is the bias of the layer before, (C,), which x was made without. The
+        result of the norm is multiplied by `scale`, (C,).
         """
+        weight, bias = self.weight, self.bias
+        if scale is not None:
+            weight, bias = weight * scale, bias * scale
         if not self.training:
             rows = x.reshape(-1, x.shape[-1])
             statistics = self.running_mean, self.running_var
-            y = F.batch_norm(rows, *statistics, self.weight, self.bias, eps=self.eps)
+            y = F.batch_norm(rows, *statistics, weight, bias, eps=self.eps)
             return finished(y.view(x.shape), residual, sample_scale, gelu)
         y, mean, variance = ops.norm(
             x,
-            self.weight,
-            self.bias,
+            weight,
+            bias,
             residual,
             sample_scale,
             self.eps,
@@ -126,23 +131,31 @@ class BatchNorm(nn.Module):
         return f"{self.weight.numel()}, eps={self.eps}, momentum={self.momentum}"
 
 
-def fold_norm(weight: Tensor, bias: Tensor, norm: BatchNorm) -> tuple[Tensor, Tensor]:
+def fold_norm(
+    weight: Tensor, bias: Tensor, norm: BatchNorm, scale: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Fold the norm that follows a linear layer, in evaluation mode, into the layer's parameters.
 
-    BN(W x + b) = (s W) x + s (b - mean) + bias, with s = weight / sqrt(variance + eps).
+    BN(W x + b) = (s W) x + s (b - mean) + bias, with s = weight / sqrt(variance + eps). The norm's
+    result is multiplied by `scale`, (C,), if there is one.
     """
-    scale = norm.weight * torch.rsqrt(norm.running_var + norm.eps)
+    factor, shift = norm.weight * torch.rsqrt(norm.running_var + norm.eps), norm.bias
+    if scale is not None:
+        factor, shift = factor * scale, shift * scale
     shape = (-1, *[1] * (weight.dim() - 1))
-    return weight * scale.view(shape), (bias - norm.running_mean) * scale + norm.bias
+    return weight * factor.view(shape), (bias - norm.running_mean) * factor + shift
 
 
 @torch.no_grad()
-def fold_in_place(layers: nn.Sequential, index: int = 0) -> None:
-    """Fold the BatchNorm at index + 1, which becomes an Identity, into the layer at index."""
+def fold_in_place(layers: nn.Sequential, index: int = 0, scale: Tensor | None = None) -> None:
+    """Fold the BatchNorm at index + 1, which becomes an Identity, into the layer at index.
+
+    With it go the factors of its channels, `scale`, (C,), if there are any.
+    """
     layer: Any = layers[index]
     norm = layers[index + 1]
     if isinstance(norm, BatchNorm):
-        weight, bias = fold_norm(layer.weight, layer.bias, norm)
+        weight, bias = fold_norm(layer.weight, layer.bias, norm, scale)
         layer.weight, layer.bias = nn.Parameter(weight), nn.Parameter(bias)
         layers[index + 1] = nn.Identity()
 

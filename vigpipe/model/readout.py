@@ -1,6 +1,6 @@
 """The readout: pool the nodes and classify them."""
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -15,7 +15,11 @@ WIDTH = 1024  # the hidden layer's channels
 
 
 class Readout(nn.Sequential):
-    """Average the nodes if `pool` is `avg`, widen, norm, GELU, dropout, logits of the classes."""
+    """Average the nodes if `pool` is `avg`, widen, norm, GELU, dropout, logits of the classes.
+
+    With two heads, the last layer is there twice. In training both give logits, a tuple of two, for
+    the class and for the answer of a teacher (DeiT, arXiv:2012.12877); otherwise their mean does.
+    """
 
     tokens: Tokens | None = None
     roles: ClassVar[Roles] = {
@@ -33,14 +37,15 @@ class Readout(nn.Sequential):
         stream: int,
         pool: Literal["avg", ""] = "avg",
         hidden: int = WIDTH,
+        num_heads: int = 1,
     ) -> None:
         super().__init__(
             Pointwise(channels, hidden),
             make_norm(norm, hidden),
             nn.GELU(),
             KeyedDropout(dropout, stream),
-            nn.Identity(),
         )
+        self.num_heads = num_heads
         self.reset(num_classes, pool)
 
     def reset(self, num_classes: int, pool: Literal["avg", ""]) -> None:
@@ -50,17 +55,24 @@ class Readout(nn.Sequential):
         widen = self[0]
         assert isinstance(widen, Pointwise)
         self.pool = pool
-        classify = Pointwise(len(widen.weight), num_classes) if num_classes else nn.Identity()
-        self[4] = classify.to(widen.weight.device, widen.weight.dtype).train(self.training)
+        del self[4:]
+        for _ in range(self.num_heads if num_classes else 1):
+            head = Pointwise(len(widen.weight), num_classes) if num_classes else nn.Identity()
+            self.append(head.to(widen.weight.device, widen.weight.dtype).train(self.training))
 
     def fuse(self) -> "Readout":
         fold_in_place(self)
         return self
 
-    def forward(self, x: Tensor, draws: Draws | None, pre_logits: bool = False) -> Tensor:  # pyrefly: ignore[bad-override]
-        """Classify nodes, (B, H, W, C); with `pre_logits`, return the hidden layer, (B, 1024)."""
-        widen, norm, act, dropout, classify = self
+    def forward(self, x: Tensor, draws: Draws | None, pre_logits: bool = False) -> Any:  # pyrefly: ignore[bad-override]
+        """Classify nodes, (B, H, W, C); with `pre_logits`, return the hidden layer."""
+        widen, norm, act, dropout, *heads = self
         if self.pool:
             x = x.flatten(1, 2).mean(1) if self.tokens is None else self.tokens.mean(x)
         x = dropout(act(norm(widen(x))), draws)
-        return x if pre_logits else classify(x)
+        if pre_logits:
+            return x
+        logits = tuple(head(x) for head in heads)
+        if len(logits) == 1:
+            return logits[0]
+        return logits if self.training else sum(logits) / len(logits)

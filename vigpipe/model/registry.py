@@ -12,31 +12,36 @@ from timm.models import (
     register_notrace_module,
 )
 
+from vigpipe.model.fit import match_state
+from vigpipe.model.image import ImageModel
+from vigpipe.model.mobile import GraphBlock, LocalBlock, MobileGnn
 from vigpipe.model.position import resized_embedding
+from vigpipe.model.published import to_own_names
 from vigpipe.model.readout import Readout
+from vigpipe.model.shapes import MOBILE_SHAPES, SHAPES, VIG_SHAPES
 from vigpipe.model.stem import ConvStem, Downsample
-from vigpipe.model.variants import VIG_SHAPES, pretrained_cfg
+from vigpipe.model.variants import pretrained_cfg
 from vigpipe.model.vig import Block, VisionGnn
-from vigpipe.model.weights import match_state, to_reference_names
 
-default_cfgs = generate_default_cfgs({name: pretrained_cfg(name) for name in VIG_SHAPES})
+default_cfgs = generate_default_cfgs({name: pretrained_cfg(name) for name in SHAPES})
 
 # torch.fx must not trace into these, because what they do depends on sizes.
-for _module in (ConvStem, Block, Downsample, Readout):
+for _module in (ConvStem, Block, LocalBlock, GraphBlock, Downsample, Readout):
     register_notrace_module(_module)
 register_notrace_function(resized_embedding)
 
 
-def checkpoint_filter_fn(state: dict[str, Any], model: VisionGnn) -> dict[str, Any]:
+def checkpoint_filter_fn(state: dict[str, Any], model: ImageModel) -> dict[str, Any]:
     """Convert a file's state dict to the model's names and sizes; timm calls this when loading.
 
     First and last layers of other channels or classes are returned unchanged: timm adapts the
     former and drops the latter afterwards.
     """
-    state, expected = to_reference_names(state), model.state_dict()
+    state, expected = to_own_names(state), model.state_dict()
+    _, of_classes = model.classifier()
     for_timm = {
         name: state.pop(name)
-        for name in ("stem.convs.0.weight", "prediction.4.weight", "prediction.4.bias")
+        for name in ("stem.convs.0.weight", *of_classes)
         if name in state and (name not in expected or state[name].shape != expected[name].shape)
     }
     placeholders = {name: expected[name] for name in for_timm if name in expected}
@@ -44,14 +49,19 @@ def checkpoint_filter_fn(state: dict[str, Any], model: VisionGnn) -> dict[str, A
 
 
 def _entry_point(name: str) -> Callable[..., Any]:
-    shape = VIG_SHAPES[name]
-    num_levels = len(shape.blocks) if len(shape.blocks) > 1 else sum(shape.blocks)
-    # Four feature levels: the stages of a pyramid, or the end of every quarter of the blocks.
-    levels = tuple(num_levels * (i + 1) // 4 - 1 for i in range(4))
+    if name in MOBILE_SHAPES:
+        make, num_levels = partial(MobileGnn, MOBILE_SHAPES[name]), len(MOBILE_SHAPES[name].blocks)
+    else:
+        blocks = VIG_SHAPES[name].blocks
+        make, num_levels = partial(VisionGnn, VIG_SHAPES[name]), len(blocks)
+        num_levels = num_levels if num_levels > 1 else sum(blocks)
+    # Four feature levels: the resolutions, or the end of every quarter of the blocks.
+    num_taken = min(4, num_levels)
+    levels = tuple(num_levels * (i + 1) // num_taken - 1 for i in range(num_taken))
 
     def create(pretrained: bool = False, **kwargs: Any) -> Any:
         return build_model_with_cfg(
-            partial(VisionGnn, shape),
+            make,
             name,
             pretrained,
             pretrained_filter_fn=checkpoint_filter_fn,
@@ -64,5 +74,5 @@ def _entry_point(name: str) -> Callable[..., Any]:
     return create
 
 
-for _name in VIG_SHAPES:
+for _name in SHAPES:
     globals()[_name] = register_model(_entry_point(_name))

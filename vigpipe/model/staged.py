@@ -60,6 +60,11 @@ class StagedModel(nn.Module):
         self.frozen, self._leading = frozenset[str](), frozenset[str]()
         self.input_channels: Tensor | None = None
 
+    @property
+    def num_heads(self) -> int:
+        """How many layers give logits; in training, the output of two is a tuple."""
+        return 1
+
     def boundary_shape(self, block: int) -> tuple[int, ...]:
         """Return the shape of one sample's input to a block of the unsplit model.
 
@@ -92,10 +97,10 @@ class StagedModel(nn.Module):
         """
         raise NotImplementedError
 
-    def classifier(self) -> tuple[str, dict[str, int]]:
-        """Return what the names of the last layer's tensors begin with, and how they go on.
+    def classifier(self) -> tuple[tuple[str, ...], dict[str, int]]:
+        """Return what the names of the last layers' tensors begin with, and those by class.
 
-        For each that has an entry by class, it says in which dimension.
+        For each tensor that has an entry by class, it says in which dimension.
         """
         raise NotImplementedError
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vigpipe.config.choices import Norm
+from vigpipe.model.keyed_dropout import Draws
 from vigpipe.model.norm import NORM_ROLES, apply_norm, fold_in_place, make_norm
 from vigpipe.model.slicing import CONV_ROLES, Roles, within
 
@@ -16,17 +17,23 @@ class ConvStem(nn.Module):
 
     ViG's stem for 224x224 images has five convolutions of widths C/8, C/4, C/2, C, C. All but the
     last have stride 2, so that one node stands for a 16x16 patch (arXiv:2206.00272, reference code
-    `vig_pytorch/vig.py`).
+    `vig_pytorch/vig.py`). With `ends_in_gelu`, GELU follows the last one, too.
     """
 
     def __init__(
-        self, in_channels: int, widths: tuple[int, ...], strides: tuple[int, ...], norm: Norm
+        self,
+        in_channels: int,
+        widths: tuple[int, ...],
+        strides: tuple[int, ...],
+        norm: Norm,
+        ends_in_gelu: bool = False,
     ) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         for (before, after), stride in zip(pairwise((in_channels, *widths)), strides, strict=True):
-            layers += [conv3x3(before, after, stride), make_norm(norm, after), nn.GELU()]
-        self.convs = nn.Sequential(*layers[:-1])  # published names number the GELUs too
+            layers += [convolution(before, after, 3, stride), make_norm(norm, after), nn.GELU()]
+        # Published names number the GELUs too.
+        self.convs = nn.Sequential(*(layers if ends_in_gelu else layers[:-1]))
 
     @property
     def roles(self) -> Roles:
@@ -63,11 +70,15 @@ class Downsample(nn.Module):
     def __init__(self, in_channels: int, out_channels: int, norm: Norm) -> None:
         super().__init__()
         self.conv = nn.Sequential(
-            conv3x3(in_channels, out_channels, stride=2), make_norm(norm, out_channels)
+            convolution(in_channels, out_channels, 3, stride=2),
+            make_norm(norm, out_channels),
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Downsample: (B, H, W, C_in) -> (B, H / 2, W / 2, C_out), sides rounded up."""
+    def forward(self, x: Tensor, draws: Draws | None = None) -> Tensor:
+        """Downsample: (B, H, W, C_in) -> (B, H / 2, W / 2, C_out), sides rounded up.
+
+        Like other blocks it may be given draws, but it makes no random choice.
+        """
         conv, norm = self.conv
         return norm(conv(x.movedim(-1, 1)).movedim(1, -1).contiguous())
 
@@ -76,9 +87,14 @@ class Downsample(nn.Module):
         return self
 
 
-def conv3x3(in_channels: int, out_channels: int, stride: int) -> nn.Conv2d:
-    """Make a 3x3 convolution with padding 1 and the initial weights of the authors' code."""
-    conv = nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1)
+def convolution(
+    in_channels: int, out_channels: int, side: int, stride: int = 1, groups: int = 1
+) -> nn.Conv2d:
+    """Make a convolution of side x side pixels that keeps the size of images, but for its stride.
+
+    The initial weights are as in the authors' code.
+    """
+    conv = nn.Conv2d(in_channels, out_channels, side, stride, side // 2, groups=groups)
     nn.init.kaiming_normal_(conv.weight)
     assert conv.bias is not None
     nn.init.zeros_(conv.bias)

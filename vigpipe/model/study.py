@@ -244,8 +244,8 @@ class VigStudy(StagedModel):
                 sides |= {f"{name}.weight": (None, None), f"{name}.bias": (None,)}
         return Slicing.of(self.state_dict(), sides)
 
-    def classifier(self) -> tuple[str, dict[str, int]]:
-        return "fc2.", {"weight": 0, "bias": 0}
+    def classifier(self) -> tuple[tuple[str, ...], dict[str, int]]:
+        return ("fc2.",), {"fc2.weight": 0, "fc2.bias": 0}
 
     def set_detect_anomaly(self, enable: bool) -> None:
         for index, block in self.blocks.items():

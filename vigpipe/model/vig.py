@@ -18,22 +18,19 @@ from vigpipe.model.aggregator import AGGREGATORS
 from vigpipe.model.blocks import (
     BlockSpec,
     VigShape,
-    check_image_size,
-    check_sizes,
     make_block_specs,
-    reduced,
     stem_strides,
     warn_of_few_nodes,
 )
 from vigpipe.model.ffn import FFN
 from vigpipe.model.grapher import BlockGraph, Grapher
+from vigpipe.model.image import ImageModel, Pool, as_pair
 from vigpipe.model.keyed_dropout import Draws
 from vigpipe.model.layer import Layer
 from vigpipe.model.position import Grid, resized_embedding
 from vigpipe.model.readout import WIDTH, Readout
 from vigpipe.model.regions import region
 from vigpipe.model.slicing import Side, Sides, Slicing, bound, divided_width
-from vigpipe.model.staged import StagedModel
 from vigpipe.model.stem import ConvStem, Downsample
 from vigpipe.model.tokens import Tokens
 
@@ -53,7 +50,7 @@ class Block(nn.Sequential):
         return region("ffn", ffn, x, draws), graph, following
 
 
-class VisionGnn(StagedModel):
+class VisionGnn(ImageModel):
     """ViG: stem, positional embedding, blocks on graphs of the nodes, readout.
 
     Images of another size than `img_size` work too: the positional tables are resized in both
@@ -96,10 +93,6 @@ class VisionGnn(StagedModel):
     """
 
     stem_names = ("stem", "pos_embed")
-    blocks_name = "backbone"
-    readout_names = ("prediction",)
-    pooled_into = "prediction.0"
-    output_fmt = "NHWC"
     tokens: Tokens | None = None
 
     @typed
@@ -117,7 +110,7 @@ class VisionGnn(StagedModel):
         stochastic_dilation: float = 0.0,
         stem_stride: int | None = None,
         compat: Literal["reference"] | None = None,
-        global_pool: Literal["avg", ""] = "avg",
+        global_pool: Pool = "avg",
         narrow: int = 1,
         divided: Divided = "inner",
         branch_rescale: bool = False,
@@ -130,27 +123,27 @@ class VisionGnn(StagedModel):
         rescale = float(narrow) if branch_rescale else 1.0
         stride = shape.stem_stride if stem_stride is None else stem_stride
         strides = stem_strides(len(shape.stem), stride)
-        img_size = _pair(shape.img_size if img_size is None else img_size)
-        rates = {"drop_path_rate": drop_path_rate, "drop_rate": drop_rate}
-        check_sizes(num_classes, in_chans, img_size, **rates)
-        grid = reduced(img_size, strides)
+        super().__init__(
+            num_blocks=sum(shape.blocks) + len(shape.blocks) - 1,
+            num_classes=num_classes,
+            in_chans=in_chans,
+            img_size=as_pair(shape.img_size if img_size is None else img_size),
+            strides=strides,
+            channels=shape.channels,
+            hidden=head,
+            global_pool=global_pool,
+            drop_path_rate=drop_path_rate,
+            drop_rate=drop_rate,
+        )
+        self.shape = shape
         specs_on = partial(make_block_specs, shape, graph, aggregator, stochastic_dilation)
-        specs = specs_on(grid)
-        super().__init__(len(specs), num_classes)
-        self.shape, self.in_chans, self.img_size = shape, in_chans, img_size
-        self.strides, self.grid = strides, grid
-        self.specs, self._specs_on = specs, specs_on
-        self.num_features, self.head_hidden_size = shape.channels[-1], head
-        self.global_pool: Literal["avg", ""] = global_pool
-        self.drop_rate = drop_rate
-        self.pretrained_cfg: dict[str, Any] = {}
+        self.specs, self._specs_on = (specs := specs_on(self.grid)), specs_on
         self._has_warned = False
 
         path_rates = torch.linspace(0, drop_path_rate, sum(shape.blocks), device="cpu").tolist()
         with torch.device(device) if device is not None else nullcontext():
-            widths = tuple(shape.channels[0] // divisor for divisor in shape.stem)
-            self.stem = ConvStem(in_chans, widths, strides, norm)
-            self.pos_embed = nn.Parameter(torch.zeros(1, shape.channels[0], *grid))
+            self.stem = ConvStem(in_chans, shape.stem_widths, strides, norm)
+            self.pos_embed = nn.Parameter(torch.zeros(1, shape.channels[0], *self.grid))
             self.backbone = nn.ModuleDict()
             for i, spec in enumerate(specs):
                 if spec.rule is None:
@@ -168,7 +161,9 @@ class VisionGnn(StagedModel):
                     rescale=rescale,
                 )
                 hidden = divided_width(4 * whole, narrow, f"the FFN of block {i}")
-                self.backbone[str(i)] = Block(grapher, FFN(spec, hidden, norm, rate, rescale))
+                number = 2 * spec.number + 1
+                ffn = FFN(spec.channels, hidden, norm, rate, number, rescale)
+                self.backbone[str(i)] = Block(grapher, ffn)
             stream = 2 * sum(shape.blocks)
             self.prediction = Readout(
                 shape.channels[-1], num_classes, norm, drop_rate, stream, global_pool, head
@@ -176,7 +171,7 @@ class VisionGnn(StagedModel):
         self.feature_info = _feature_info(specs, strides)
         if dtype is not None:
             self.to(dtype)
-        warn_of_few_nodes(specs, img_size)
+        warn_of_few_nodes(specs, self.img_size)
 
     # ---- stages of a pipeline ---------------------------------------------------------------
 
@@ -209,6 +204,12 @@ class VisionGnn(StagedModel):
                 graphs[int(name)] = graph
         return self._packed(x, given)
 
+    def run_each(self, x: Tensor) -> Iterator[tuple[str, Tensor]]:
+        given = None
+        for name, block in self.backbone.items():
+            x, _, given = self.run_module(name, block, x, None, given)
+            yield name, x
+
     def run_module(
         self, name: str, block: nn.Module, x: Tensor, draws: Draws | None, given: Tensor | None
     ) -> tuple[Tensor, BlockGraph | None, Tensor | None]:
@@ -239,9 +240,6 @@ class VisionGnn(StagedModel):
             # The gradient that cat returns is a slice, which layers would sum in another order.
             x.register_hook(Tensor.contiguous)
         return torch.cat((x, graph.unflatten(1, x.shape[1:3]).to(x.dtype)), dim=-1)
-
-    def read_out(self, x: Tensor, draws: Draws | None) -> Tensor:
-        return self.prediction(x, draws)
 
     def slicing(self, partition_input: bool = False, divided: Divided = "inner") -> Slicing:
         """Make the table of `StagedModel.slicing`.
@@ -283,9 +281,6 @@ class VisionGnn(StagedModel):
             channels = {"trunk": trunks[-1], "hidden": hidden, "classes": None}
             sides |= bound(self.prediction, "prediction.", self.prediction.roles, channels)
         return Slicing.of(self.state_dict(), sides)
-
-    def classifier(self) -> tuple[str, dict[str, int]]:
-        return "prediction.4.", {"weight": 0, "bias": 0}
 
     def set_detect_anomaly(self, enable: bool) -> None:
         for name, grapher in self._graphers():
@@ -331,100 +326,9 @@ class VisionGnn(StagedModel):
             if isinstance(module, VisionGnn | Grapher | Layer | Readout):
                 module.tokens = tokens
 
-    # ---- timm's interface ----------------------------------------------------------------------
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Run stem and blocks: (B, C_in, H, W) -> (B, H', W', C), before pooling."""
-        return self.run_blocks(self.embed(x), None)
-
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Run the readout: (B, H', W', C) -> (B, num_classes), or (B, 1024) with `pre_logits`."""
-        return self.prediction(x, None, pre_logits) if self.has_readout else x
-
-    def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | Sequence[int] | None = None,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-    ) -> Any:
-        """Return feature maps after some blocks or pyramid stages: the levels of `feature_info`.
-
-        Args:
-            x: images, (B, C_in, H, W).
-            indices: indices of levels; a single number n means the last n levels, None means all.
-            norm: has no effect, because there is no norm to apply; timm passes it.
-            stop_early: do not run the blocks after the last requested level.
-            output_fmt: layout of the maps, NCHW or NHWC.
-            intermediates_only: return the maps alone.
-
-        Returns:
-            The maps; or the final features before pooling, (B, H', W', C), and the maps.
-
-        Raises:
-            ValueError: the layout is neither NCHW nor NHWC.
-        """
-        if output_fmt not in ("NCHW", "NHWC"):
-            raise ValueError(f"output_fmt is 'NCHW' or 'NHWC' (got {output_fmt!r})")
-        _, blocks = self._levels(indices)
-        maps: list[Tensor] = []
-        x, given = self.embed(x), None
-        for name, block in self.backbone.items():
-            x, _, given = self.run_module(name, block, x, None, given)
-            if int(name) in blocks:
-                maps.append(x.movedim(-1, 1) if output_fmt == "NCHW" else x)
-            if stop_early and int(name) == max(blocks):
-                break
-        return maps if intermediates_only else (x, maps)
-
-    def _levels(self, indices: int | Sequence[int] | None) -> tuple[list[int], list[int]]:
-        """Return the indices of some levels, as positive numbers, and of their last blocks."""
-        from timm.models._features import feature_take_indices
-
-        blocks = [int(level["module"].split(".")[1]) for level in self.feature_info]
-        taken, _ = feature_take_indices(len(blocks), indices)  # pyrefly: ignore[bad-argument-type]
-        return taken, [blocks[i] for i in taken]
-
-    def prune_intermediate_layers(
-        self,
-        indices: int | Sequence[int] = 1,
-        prune_norm: bool = False,  # timm passes it; there is no norm to delete
-        prune_head: bool = True,
-    ) -> list[int]:
-        """Delete the blocks after the last of some levels, and return these as positive numbers."""
-        taken, blocks = self._levels(indices)
-        for name in list(self.backbone):
-            if int(name) > max(blocks):
-                del self.backbone[name]
-        if prune_head and self.has_readout:
-            del self.prediction
-            self.has_readout, self.num_classes, self.global_pool = False, 0, ""
-        return taken
-
-    def get_classifier(self) -> nn.Module:
-        """Return the last layer, or an Identity if the readout was deleted."""
-        return self.prediction[4] if self.has_readout else nn.Identity()
-
-    def reset_classifier(
-        self, num_classes: int, global_pool: Literal["avg", ""] | None = None
-    ) -> None:
-        """Replace the last layer by a new one with random weights; with 0 classes there is none."""
-        if not self.has_readout:
-            if num_classes:
-                raise ValueError("the readout was pruned; make the model anew for another one")
-            return
-        check_sizes(num_classes, self.in_chans, self.img_size)
-        self.num_classes = num_classes
-        self.global_pool = self.global_pool if global_pool is None else global_pool
-        self.prediction.reset(num_classes, self.global_pool)
-
     def set_input_size(self, img_size: int | Grid) -> None:
         """Resize the positional tables for images of another size, in pixels."""
-        check_image_size(_pair(img_size))
-        self.img_size = _pair(img_size)
-        self.grid = reduced(self.img_size, self.strides)
+        super().set_input_size(img_size)
         self.specs = self._specs_on(self.grid)
         table = resized_embedding(self.pos_embed.detach(), self.grid)
         self.pos_embed = nn.Parameter(table, requires_grad=self.pos_embed.requires_grad)
@@ -432,17 +336,9 @@ class VisionGnn(StagedModel):
             grapher.set_grid(self.specs[int(name)].grid)
         warn_of_few_nodes(self.specs, self.img_size)
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute activations in the backward instead of keeping them, or keep them again."""
-        self.recompute = enable
-
     def no_weight_decay(self) -> set[str]:
         """Return the positional embedding's name; the published code does decay it."""
         return {"pos_embed"}
-
-
-def _pair(size: int | Sequence[int]) -> Grid:
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
 def _conv_width(channels: int, num: int, aggregator: str, block: int) -> int:

@@ -164,7 +164,8 @@ class Pipeline:
         if batch.by_layer:
             return self._logits_by_layer(batch)
         inputs, options = self._send_samples(batch, self.send)
-        return self._schedule.eval(*inputs, **options)
+        logits = self._schedule.eval(*inputs, **options)
+        return logits[..., 0] if logits is not None and logits.dim() == 3 else logits
 
     @torch.no_grad()
     def forward_only(self, batch: ReplicaBatch) -> None:

@@ -33,6 +33,11 @@ class Cuttable(Protocol):
     recompute: bool  # whether to compute activations again in the backward instead of keeping them
 
     @property
+    def num_heads(self) -> int:
+        """How many layers give logits; in training, the output of two is a tuple."""
+        ...
+
+    @property
     def is_leading(self) -> bool:
         """Whether neither it nor what comes before is trained."""
         ...
@@ -56,7 +61,7 @@ class Cuttable(Protocol):
         """
         ...
 
-    def __call__(self, x: Tensor, keys: Any, *structure: Any) -> Tensor:
+    def __call__(self, x: Tensor, keys: Any, *structure: Any) -> Any:
         """Run what has been kept on inputs or features, (b, ...), of b rows.
 
         The keys are the rows' draws; None in evaluation mode. A structure is what the model takes
@@ -101,7 +106,8 @@ class StageModule(nn.Module):
         self.begin((microbatch_size,))
         start, end = (model.boundary_shape(block) for block in model.span)
         self.input_shape = (rows_in, *(row_shape if model.has_stem else start))
-        self.output_shape = (rows_out, *((model.num_classes,) if model.has_readout else end))
+        logits = (model.num_classes, *([model.num_heads] if model.num_heads > 1 else []))
+        self.output_shape = (rows_out, *(logits if model.has_readout else end))
 
     def begin(
         self,
@@ -123,7 +129,8 @@ class StageModule(nn.Module):
         """Run the stage on the next micro-batch of b rows, padding included, which comes last.
 
         Inputs or features, (b, ...), become features or logits, (b, ...), or as many rows as the
-        stage is said to have; zeros on padding.
+        stage is said to have; zeros on padding. The logits of two heads are (b, num_classes, 2); in
+        an evaluation both are their mean.
         """
         index, num_rows = self.num_forwards, len(x) if self.rows is None else self.rows[1]
         self.num_forwards += 1
@@ -136,6 +143,10 @@ class StageModule(nn.Module):
         draws = None if self.draws is None else self.draws.part(start, start + num_samples)
         with self._precision(x):
             y = self.model(x[:num_samples].to(self.dtype), draws, *structure)
+        if isinstance(y, tuple):
+            y = torch.stack(y, -1)
+        elif self.model.num_heads > 1:
+            y = y.unsqueeze(-1).expand(-1, -1, self.model.num_heads)
         y = y.to(self.output_dtype).contiguous()  # messages have to be contiguous
         if len(y) == num_rows:
             return y

@@ -17,13 +17,14 @@ from vigpipe.errors import InputError
 from vigpipe.job.job import Job
 from vigpipe.job.rows import Fill
 from vigpipe.model.blocks import FewNodesWarning
+from vigpipe.model.fit import num_classes_in
 from vigpipe.model.slicing import INPUT
 from vigpipe.model.staged import StagedModel
 from vigpipe.parallel.layout import Layout
 from vigpipe.parallel.plan import Plan, even_plan, read_plan
 from vigpipe.replication.course import Course
 from vigpipe.replication.feedback import notes_on_compression
-from vigpipe.run.initial_weights import classes_in, initial_state, notes_on_weights, read_initial
+from vigpipe.run.initial_weights import initial_state, notes_on_weights, read_initial
 from vigpipe.run.open_job import open_job
 from vigpipe.run.trackers import check_tracker
 
@@ -229,7 +230,7 @@ def prepare(
     if config.weights is not None:
         state = read_initial(config.weights)
         initial_state(state, config, job, model)
-        classes_before = classes_in(state, model)
+        classes_before = num_classes_in(state, model)
     num_blocks = len(model.numbered_blocks)
     if frozen_pieces(config, model) and config.strategy == "subnetworks":
         raise InputError(

@@ -49,10 +49,10 @@ def _weights(run: Run) -> Iterator[str]:
         return
     kept = ""
     if run.config.new_classifier:
-        last, _ = run.wide_model.classifier()
+        lasts, _ = run.wide_model.classifier()
         before, now = run.classes_before, len(run.job.class_names)
         classes = "" if before in (None, now) else f" ({before:,} → {now:,} classes)"
-        kept = f", except {last.rstrip('.')}{classes}"
+        kept = f", except {' and '.join(last.rstrip('.') for last in lasts)}{classes}"
     yield f"weights from {path}{kept}"
 
 

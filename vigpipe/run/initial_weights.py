@@ -11,8 +11,10 @@ from vigpipe.errors import InputError
 from vigpipe.files.names import are_numbers, first_few
 from vigpipe.files.weights_metadata import class_names, metadata_if_any
 from vigpipe.job.job import Job
+from vigpipe.model.fit import match_state, with_classes
+from vigpipe.model.published import to_own_names
 from vigpipe.model.staged import StagedModel
-from vigpipe.model.weights import match_state, read_weights, to_reference_names, with_classes
+from vigpipe.model.weights import read_weights
 
 _OF_DATA = {  # facts that the data decide, as metadata name them, and in words
     "in_chans": "channels of an image",
@@ -22,15 +24,8 @@ _OF_DATA = {  # facts that the data decide, as metadata name them, and in words
 
 
 def read_initial(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a file under the authors' names; see `read_weights`."""
-    return to_reference_names(read_weights(path))
-
-
-def classes_in(state: Mapping[str, Tensor], model: StagedModel) -> int | None:
-    """Return how many classes the last layer of `read_initial` tells apart; None if it lacks it."""
-    last, dims = model.classifier()
-    found = (state[last + name].shape[dim] for name, dim in dims.items() if last + name in state)
-    return next(found, None)
+    """Read the tensors of a file under the models' own names; see `read_weights`."""
+    return to_own_names(read_weights(path))
 
 
 def initial_state(

@@ -26,7 +26,8 @@ from vigpipe.launch.device import (
     weight_dtype,
 )
 from vigpipe.launch.join import device_alone
-from vigpipe.model.variants import VIG_SHAPES, create_model
+from vigpipe.model.shapes import VIG_SHAPES
+from vigpipe.model.variants import create_model
 from vigpipe.model.vig import VisionGnn
 from vigpipe.run.batches import batches
 from vigpipe.run.facts import prepare

@@ -97,14 +97,20 @@ class GraphModel(StagedModel):
             sides |= layer.sides(f"{self.blocks_name}.{name}.", int(name), ends[int(name)])
         return Slicing.of(tensors, sides)
 
-    def classifier(self) -> tuple[str, dict[str, int]]:
+    def classifier(self) -> tuple[tuple[str, ...], dict[str, int]]:
         last = str(self.num_layers - 1)
         layer = self.convs[last]
         assert isinstance(layer, GraphLayer)
         # The last layer of gat has one head, whose channels are the classes.
         roles = layer.roles.items()
-        dims = {name: i for name, of in roles for i, role in enumerate(of) if role in _OF_CLASSES}
-        return f"{self.blocks_name}.{last}.", dims
+        prefix = f"{self.blocks_name}.{last}."
+        dims = {
+            prefix + name: i
+            for name, of in roles
+            for i, role in enumerate(of)
+            if role in _OF_CLASSES
+        }
+        return (prefix,), dims
 
     def set_detect_anomaly(self, enable: bool) -> None:
         self.detect_anomaly = enable
@@ -228,8 +234,8 @@ class Gcn2Model(GraphModel):
         }
         return self._slicing([(side, side)] * self.num_layers, others)
 
-    def classifier(self) -> tuple[str, dict[str, int]]:
-        return "readout.", {"weight": 0, "bias": 0}
+    def classifier(self) -> tuple[tuple[str, ...], dict[str, int]]:
+        return ("readout.",), {"readout.weight": 0, "readout.bias": 0}
 
     def read_out(self, x: Tensor, draws: Draws | None) -> Tensor:
         return self.readout(self.readout_dropout(x[:, : self.width], draws))
