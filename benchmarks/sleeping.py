@@ -77,11 +77,11 @@ class SleepingModel(nn.Module):
         # images do not. This is not a parameter, so that no one waits for its gradient.
         self.root = torch.zeros((), requires_grad=True)
 
-    def boundary_shape(self, block: int) -> tuple[int, ...]:
+    def boundary_shapes(self, block: int) -> tuple[tuple[int, ...], ...]:
         """Return the shape of one sample's features where they enter a block, or the readout."""
         sender = self.profile.blocks[block - 1] if block else self.profile.stem
         microbatch_bytes = self.profile.at(sender.boundary_bytes, self.microbatch_size)
-        return (max(1, round(microbatch_bytes / self.microbatch_size / NUMBER_BYTES)),)
+        return ((max(1, round(microbatch_bytes / self.microbatch_size / NUMBER_BYTES)),),)
 
     def keep(self, blocks: Iterable[int], stem: bool, readout: bool) -> None:
         """Delete everything but the pieces of one stage.
@@ -129,7 +129,7 @@ class SleepingModel(nn.Module):
         """Return the shape of the result of `forward` for so many samples."""
         if self.has_readout:
             return (num_samples, self.num_classes)
-        return (num_samples, *self.boundary_shape(self.span[1]))
+        return (num_samples, *self.boundary_shapes(self.span[1])[0])
 
     def zeros_after(self, start: float, seconds: float, shape: tuple[int, ...]) -> Tensor:
         """Make zeros and sleep until a time.

@@ -104,6 +104,21 @@ def soft(x: Tensor, k: int, temperature: Tensor) -> Tensor:
     return over_nodes(x, relative)
 
 
+def powers(x: Tensor, k: int) -> Tensor:
+    """LogViG: x less the nodes K - 1, K^2 - 1, ... before it and behind it."""
+
+    def shifts(side: int) -> list[int]:
+        found = [k**i - 1 for i in range(1, side.bit_length())]
+        return [*found, *(-n for n in found)]
+
+    def relative(row: int, column: int) -> list[Tensor]:
+        node = x[:, :, row, column]
+        steps = [(i, 0) for i in shifts(x.shape[2])] + [(0, i) for i in shifts(x.shape[3])]
+        return [node - node_before(x, row, column, *step) for step in steps]
+
+    return over_nodes(x, relative)
+
+
 # ---- modules with the published names --------------------------------------------------------
 
 
@@ -194,7 +209,8 @@ class GraphConv(nn.Module):
             self.gaps = [float("inf")]
             largest = near(x, self.k, self.gaps)
         else:
-            largest = (every if self.family == "mobilevig" else four)(x, self.k)
+            kinds = {"mobilevig": every, "mobilevigv2": four, "logvig": powers}
+            largest = kinds[self.family](x, self.k)
         return self.nn(torch.cat([x, largest], 1))
 
 
@@ -237,7 +253,7 @@ class Mixer(nn.Module):
     def __init__(self, family: str, channels: int, k: int, attends: bool) -> None:
         super().__init__()
         self.family = family
-        width = 2 * channels if family == "mobilevig" else channels
+        width = 2 * channels if family in ("mobilevig", "logvig") else channels
         if family != "mobilevig":
             self.cpe = Position(channels)
         self.fc1 = conv_norm(channels, channels)
@@ -293,11 +309,41 @@ class Down(nn.Module):
         return self.conv(x)
 
 
+class Branch(nn.Module):
+    """LogViG's branch of high resolution."""
+
+    def __init__(self, in_channels: int, channels: int) -> None:
+        super().__init__()
+        half = channels // 2
+        self.conv = nn.Sequential(
+            nn.Conv2d(in_channels, half, 3, 2, 1), nn.BatchNorm2d(half), nn.GELU(),
+            nn.Conv2d(half, channels, 3, 1, 1), nn.BatchNorm2d(channels), nn.GELU(),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x)
+
+
+class Merge(nn.Module):
+    """LogViG's merging of both branches; `adjust`, which no published file has, is given."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = conv_norm(channels, channels, nn.GELU())
+        self.adjust: tuple[Tensor, Tensor] | None = None  # (C, C', 1, 1) and (C,)
+
+    def forward(self, low: Tensor, high: Tensor) -> Tensor:
+        assert self.adjust is not None
+        low = F.interpolate(low, size=high.shape[2:], mode="bilinear", align_corners=False)
+        weight, bias = self.adjust
+        return self.conv(low + F.conv2d(high, weight.to(high), bias.to(high)))
+
+
 class PublishedModel(nn.Module):
     """A model of any of the families, with BatchNorm and without drop-path.
 
     Args:
-        family: mobilevig, mobilevigv2, greedyvig or adaptvig.
+        family: mobilevig, mobilevigv2, greedyvig, adaptvig or logvig.
         blocks: local blocks and graph blocks of each resolution.
         channels: C of each resolution.
         hidden: channels of the readout's hidden layer.
@@ -320,6 +366,9 @@ class PublishedModel(nn.Module):
     ) -> None:
         super().__init__()
         self.stem = Stem(in_channels, channels[0], strides)
+        if family == "logvig":
+            self.high_res_branch = Branch(channels[0], channels[1])
+            self.merge = Merge(channels[-1])
         resolutions: list[list[nn.Module]] = []
         last = len(channels) - 1
         for i, (num_local, num_graph) in enumerate(blocks):
@@ -348,10 +397,10 @@ class PublishedModel(nn.Module):
         self.dist_head = nn.Conv2d(hidden, num_classes, 1)
 
     def features(self, images: Tensor) -> Tensor:
-        x = self.stem(images)
+        x = nodes = self.stem(images)
         for block in (*getattr(self, "local_backbone", ()), *self.backbone):
             x = block(x)
-        return x
+        return self.merge(x, self.high_res_branch(nodes)) if hasattr(self, "merge") else x
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, num_classes, 2) in training, (B, num_classes) in evaluation."""

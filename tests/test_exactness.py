@@ -81,6 +81,16 @@ VARIANTS |= {
     "mobilevigv2": replace(MOBILE, model="mobilevigv2_cifar_ti", stages=4, steps=2),
     "greedyvig": replace(MOBILE, model="greedyvig_cifar_ti", recompute="except-last", steps=2),
     "adaptvig": replace(MOBILE, model="adaptvig_s", steps=1),
+    # Two tensors cross its boundaries, the second of which no block changes.
+    "logvig": replace(MOBILE, model="logvig_ti", stages=4, dp=1, steps=1),
+    "logvig interleaved": replace(
+        MOBILE,
+        model="logvig_ti",
+        schedule="interleaved1f1b",
+        virtual_stages=2,
+        microbatches=4,
+        steps=1,
+    ),
 }
 BACKWARD_IN_REVERSE = {"looped"}  # gradients are added up in another order
 # Eight micro-batches, so that three of the second batch are empty. SGD: Adam would blow up

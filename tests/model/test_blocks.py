@@ -118,7 +118,7 @@ def test_stem_stride_decides_the_number_of_nodes_and_no_weight():
     for stride in (16, 8, 1):
         with torch.device("meta"):
             model = create_model("vig_ti_224", num_classes=2, img_size=(64, 48), stem_stride=stride)
-        assert model.boundary_shape(0) == (64 // stride, 48 // stride, 192)
+        assert model.boundary_shapes(0) == ((64 // stride, 48 // stride, 192),)
         state = model.state_dict()
         del state["pos_embed"]
         shapes.append({name: tensor.shape for name, tensor in state.items()})

@@ -51,7 +51,7 @@ def test_eight_other_nodes_need_nine_pixels():
 def test_other_images_and_classes_fit():
     model = VigStudy(3, 4, (3, 7))
     assert model(torch.rand(2, 4, 3, 7)).shape == (2, 3)
-    assert model.boundary_shape(3) == (21, 4)
+    assert model.boundary_shapes(3) == ((21, 4),)
 
 
 def test_images_of_another_size_are_refused():

@@ -20,7 +20,7 @@ def nodes(grid, num_channels=4, dtype=torch.float64):
 def of_kind(kind, x, k, temperature):
     links = make_links(kind, x.shape[1:3], k)
     limit = axial_limit(x) if kind == "near" else None
-    return axial(x, links, -1 if kind == "every" else 1, limit, temperature)
+    return axial(x, links, -1 if kind in ("every", "powers") else 1, limit, temperature)
 
 
 def by_loops(kind, x, k, temperature):
@@ -32,7 +32,7 @@ def by_loops(kind, x, k, temperature):
     return getattr(mobile_reference, kind)(images, k).movedim(1, -1)
 
 
-@pytest.mark.parametrize("kind", ["every", "four", "near", "soft"])
+@pytest.mark.parametrize("kind", ["every", "four", "near", "soft", "powers"])
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("is_flat", [False, True])
 def test_it_equals_loops_over_the_nodes_with_all_gradients(kind, grid, is_flat):

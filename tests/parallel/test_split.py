@@ -113,7 +113,7 @@ def test_only_the_first_micro_batches_are_recomputed():
 )
 def test_indices_cross_only_where_a_policy_needs_them(name, channels):
     stage_modules = parts_of(name, 4)
-    assert [stage_module.output_shape[-1] for stage_module in stage_modules[:-1]] == channels
+    assert [stage_module.output_shapes[0][-1] for stage_module in stage_modules[:-1]] == channels
 
 
 @models
@@ -127,7 +127,7 @@ def test_a_boundary_has_the_declared_shape_however_many_samples(name):
         x, keys = images_of(name), keys_of(num_samples)
         for stage_module in stage_modules:
             x = run_stage(stage_module, x, keys)
-            assert x.shape == stage_module.output_shape
+            assert (x.shape,) == stage_module.output_shapes
             assert x.is_contiguous()
 
 
@@ -155,9 +155,9 @@ def test_padding_rows_change_nothing(name, norm):
 def test_a_micro_batch_of_padding_gives_zeros_and_gradients_of_zero():
     for stage_module in parts_of("vig_digits", 2):
         before = state_of([stage_module])
-        x = torch.rand(stage_module.input_shape, dtype=torch.float64, requires_grad=True)
+        x = torch.rand(stage_module.input_shapes[0], dtype=torch.float64, requires_grad=True)
         y = run_stage(stage_module, x, keys_of(0))
-        assert y.shape == stage_module.output_shape
+        assert (y.shape,) == stage_module.output_shapes
         assert not y.any()
         y.backward(torch.ones_like(y))
         for key, value in [*stage_module.named_parameters(), ("input", x)]:

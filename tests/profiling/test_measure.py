@@ -28,7 +28,7 @@ def test_weights_are_counted_once(profile):
 
 
 def test_boundaries_are_those_of_the_model(profile):
-    height, width, channels = make_run().build().boundary_shape(1)
+    ((height, width, channels),) = make_run().build().boundary_shapes(1)
     assert profile.blocks[0].boundary_bytes == tuple(
         4.0 * size * height * width * channels for size in (2, 4)
     )

@@ -31,6 +31,9 @@ VigModel = Literal[
     "adaptvig_s",
     "adaptvig_m",
     "adaptvig_b",
+    "logvig_ti",
+    "logvig_s",
+    "logvig_b",
     "mobilevigv2_cifar_ti",
     "greedyvig_cifar_ti",
 ]

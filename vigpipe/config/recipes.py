@@ -63,7 +63,7 @@ _MOBILE = replace(_PUBLISHED, image_mean=(0.485, 0.456, 0.406), image_std=(0.229
 _MOBILE_MODELS = tuple(
     name
     for name in choices.MODELS
-    if name.startswith(("mobilevig", "greedyvig", "adaptvig")) and "cifar" not in name
+    if name.startswith(("mobilevig", "greedyvig", "adaptvig", "logvig")) and "cifar" not in name
 )
 _CIFAR = replace(_PUBLISHED, lr=1e-3, warmup_epochs=5, epochs=100, image_size=32, crop_pct=1.0)
 

@@ -93,6 +93,8 @@ class ImageJob:
             notes += source.stored.notes
         if source.bad_images:
             notes.append(unreadable(source.bad_images))
+        if self.config.compat and self.config.model.startswith("logvig"):
+            notes.append("--compat reference: a layer before the readout is random, not learned")
         num_images = len(source.train)
         if self.config.validation and source.validation is not None:
             num_images += len(source.validation)

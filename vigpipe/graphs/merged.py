@@ -53,7 +53,7 @@ class MergedGraphModel:
             if x is None:
                 first = stage.model.span[0]
                 rows = structure[0].of_layer(first).num_sources
-                columns = stage.model.boundary_shape(first)[0] // self._share.columns.size
+                columns = stage.model.boundary_shapes(first)[0][0] // self._share.columns.size
                 x = self._pipeline.rows_from_before((rows, columns), self._dtype)
             x = stage.forward(x, *structure, estimate=estimate)
             if not stage.model.has_readout and self._pipeline.has_peers:

@@ -18,7 +18,9 @@ from vigpipe.ops.axial import Link, axial, axial_limit
 # near      0, K, 2K, ... < n before it, where it is near (DAGC; GreedyViG, arXiv:2405.06849)
 # soft      K before it, and 2, 4, 8, ... <= n before it, with a gate that falls with the distance
 #           between their features (AdaptViG)
-Linked = Literal["every", "four", "near", "soft"]
+# powers    K - 1, K^2 - 1, ... before and behind it, as many as n has binary digits, less one
+#           (LogViG, arXiv:2510.13740)
+Linked = Literal["every", "four", "near", "soft", "powers"]
 
 
 def make_links(kind: Linked, grid: Grid, k: int) -> tuple[Link, ...]:
@@ -36,6 +38,9 @@ def make_links(kind: Linked, grid: Grid, k: int) -> tuple[Link, ...]:
             links += [Link(axis, shift) for shift in (k, -k)]
         elif kind == "near":
             links += [Link(axis, shift, True) for shift in range(0, side, k)]
+        elif kind == "powers":
+            shifts = [k**i - 1 for i in range(1, side.bit_length())]
+            links += [Link(axis, sign * shift) for sign in (1, -1) for shift in shifts]
         else:
             links += [Link(axis, 2**i, True) for i in range(1, side.bit_length())]
     return tuple(
@@ -46,8 +51,8 @@ def make_links(kind: Linked, grid: Grid, k: int) -> tuple[Link, ...]:
 class AxialConv(nn.Module):
     """nn([x, the largest relative feature of the linked nodes]), from C channels to `width`.
 
-    The published code subtracts linked nodes from nodes where `kind` is `every`, and nodes from
-    linked ones otherwise. `k` is K.
+    The published code subtracts linked nodes from nodes where `kind` is `every` or `powers`, and
+    nodes from linked ones otherwise. `k` is K.
     """
 
     def __init__(self, channels: int, width: int, kind: Linked, k: int, norm: Norm) -> None:
@@ -61,7 +66,7 @@ class AxialConv(nn.Module):
         """Convolve: (B, H, W, C) -> (B, H, W, width)."""
         links = make_links(self.kind, (x.shape[1], x.shape[2]), self.k)
         limit = axial_limit(x) if self.kind == "near" else None
-        sign = -1 if self.kind == "every" else 1
+        sign = -1 if self.kind in ("every", "powers") else 1
         largest = region("aggregation", axial, x, links, sign, limit, self.temperature)
         if self.temperature is not None and not any(link.gated for link in links):
             largest = largest + 0 * self.temperature  # DDP waits for a gradient of all parameters

@@ -105,6 +105,11 @@ def _does_not_fit(
                 "where the model is right, leave the second head out with vigpipe weights convert "
                 "--no-dist-head"
             )
+        elif "merge.adjust.weight" in differences.missing:
+            advice = (
+                "where the model is right, the file is a published one without the layer that its "
+                "code makes anew at every call: make the model with --compat reference"
+            )
         elif SECOND_HEAD in differences.missing:
             advice = (
                 "where the model is right, the file has no second head: make the model with "
@@ -191,6 +196,8 @@ def convert(
     }
     if variant.name in MOBILE_SHAPES and variant.num_heads == 1:
         metadata["dist_head"] = "False"
+    if variant.compat is not None:
+        metadata["compat"] = variant.compat
     try:
         with replacing(target) as partial:
             save_file(weights, partial, metadata)

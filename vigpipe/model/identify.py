@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -28,12 +29,13 @@ class Variant:
     in_chans: int
     img_size: Grid
     num_heads: int = 1
+    compat: Literal["reference"] | None = None
 
     def build(self) -> ImageModel:
         sizes = self.num_classes, self.in_chans, self.img_size
         if self.name in MOBILE_SHAPES:
-            dist_head = self.num_heads == 2
-            return MobileGnn(MOBILE_SHAPES[self.name], *sizes, dist_head=dist_head)
+            options: dict[str, Any] = {"dist_head": self.num_heads == 2, "compat": self.compat}
+            return MobileGnn(MOBILE_SHAPES[self.name], *sizes, **options)
         with warnings.catch_warnings(action="ignore"):  # running it warns of few nodes again
             return VisionGnn(VIG_SHAPES[self.name], *sizes)
 
@@ -96,7 +98,10 @@ def _candidates(state: Mapping[str, Tensor]) -> list[Variant]:
         if grid is not None:
             side = VIG_SHAPES[name].stem_stride
             size = grid[0] * side, grid[1] * side
-        found.append(Variant(name, len(classifier), stem.shape[1], size, num_heads))
+        # What was published of LogViG lacks a layer that only its own random one can stand for.
+        is_random = name.startswith("logvig") and "merge.adjust.weight" not in state
+        compat = "reference" if is_random else None
+        found.append(Variant(name, len(classifier), stem.shape[1], size, num_heads, compat))
 
     def mismatches(variant: Variant) -> tuple[bool, bool]:
         shape = SHAPES[variant.name]

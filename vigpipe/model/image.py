@@ -74,23 +74,27 @@ class ImageModel(StagedModel):
         """The grid of nodes that the readout averages."""
         return reduced(self.grid, (2,) * (self.num_resolutions - 1))
 
-    def read_out(self, x: Tensor, draws: Draws | None) -> Any:
-        return self.prediction(x, draws)
+    def read_out(self, x: Any, draws: Draws | None) -> Any:
+        return self.prediction(self.merged(x), draws)
 
     def classifier(self) -> tuple[tuple[str, ...], dict[str, int]]:
         heads = [f"{4 + i}." for i in range(self.num_heads)]
         tensors = {f"prediction.{head}{name}": 0 for head in heads for name in ("weight", "bias")}
         return tuple(f"prediction.{head}" for head in heads), tensors
 
-    def run_each(self, x: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Run block after block on nodes, (B, H, W, C), and yield the name and result of each."""
+    def run_each(self, x: Any) -> Iterator[tuple[str, Any]]:
+        """Run block after block on what `embed` gives; yield the name and the result of each."""
         for name, block in self.backbone.items():
             x = self.run(name, block, x, None)
             yield name, x
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Run stem and blocks: (B, C_in, H, W) -> (B, H', W', C), before pooling."""
-        return self.run_blocks(self.embed(x), None)
+        return self.merged(self.run_blocks(self.embed(x), None))
+
+    def merged(self, x: Any) -> Tensor:
+        """Make of what the blocks give, (B, H, W, C), the features that the readout pools."""
+        return x
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Any:
         """Run the readout: (B, H', W', C) -> logits, or its hidden layer with `pre_logits`."""
@@ -128,11 +132,12 @@ class ImageModel(StagedModel):
         x = self.embed(x)
         for name, features in self.run_each(x):
             x = features
+            nodes = x[0] if isinstance(x, tuple) else x
             if int(name) in blocks:
-                maps.append(x.movedim(-1, 1) if output_fmt == "NCHW" else x)
+                maps.append(nodes.movedim(-1, 1) if output_fmt == "NCHW" else nodes)
             if stop_early and int(name) == max(blocks):
                 break
-        return maps if intermediates_only else (x, maps)
+        return maps if intermediates_only else (self.merged(x), maps)
 
     def _levels(self, indices: int | Sequence[int] | None) -> tuple[list[int], list[int]]:
         """Return the indices of some levels, as positive numbers, and of their last blocks."""

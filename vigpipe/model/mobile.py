@@ -1,18 +1,20 @@
 """Vision GNNs without kNN: convolutions and graphs along rows and columns, from 2023 on.
 
 MobileViG (Munir et al. 2023, arXiv:2307.00395), MobileViGv2 (Avery et al. 2024, arXiv:2406.05695),
-GreedyViG (Munir et al. 2024, arXiv:2405.06849) and AdaptViG (Munir et al. 2025), whose code is
-SLDGroup/MobileViG, MobileViGv2 and GreedyViG, and mmunir127/AdaptViG. Every resolution has local
-blocks, inverted residuals, and then graph blocks, a Grapher and an FFN. `model.published` has the
-names of the parameters in the authors' files.
+GreedyViG (Munir et al. 2024, arXiv:2405.06849), AdaptViG (Munir et al. 2025) and LogViG (Munir et
+al. 2025, arXiv:2510.13740), whose code is SLDGroup/MobileViG, MobileViGv2 and GreedyViG, and
+mmunir127/AdaptViG and LogViG-Official. Every resolution has local blocks, inverted residuals, and
+then graph blocks, a Grapher and an FFN. LogViG has a second branch of high resolution beside all
+blocks. `model.published` has the names of the parameters in the authors' files.
 """
 
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vigpipe.config.choices import Norm
@@ -26,6 +28,7 @@ from vigpipe.model.image import ImageModel, Pool, as_pair
 from vigpipe.model.keyed_dropout import Draws, DropPath
 from vigpipe.model.layer import Layer
 from vigpipe.model.norm import apply_norm, fold_in_place, make_norm
+from vigpipe.model.pointwise import Pointwise
 from vigpipe.model.position import Grid
 from vigpipe.model.readout import Readout
 from vigpipe.model.regions import region
@@ -45,6 +48,7 @@ class Family:
     attends: bool = False  # at the last resolution, attention over all nodes replaces the links
     # Whether the drop-path rate rises over the local blocks, too.
     rises_in_local: bool = True
+    has_branch: bool = False  # a second branch goes from the stem to the readout
 
 
 FAMILIES = {
@@ -52,6 +56,7 @@ FAMILIES = {
     "mobilevigv2": Family("four", rises_in_local=False),
     "greedyvig": Family("near"),
     "adaptvig": Family("soft", attends=True),
+    "logvig": Family("powers", doubles=True, has_branch=True),
 }
 
 
@@ -59,7 +64,7 @@ FAMILIES = {
 class MobileShape:
     """The sizes that distinguish the variants of a family."""
 
-    family: Literal["mobilevig", "mobilevigv2", "greedyvig", "adaptvig"]
+    family: Literal["mobilevig", "mobilevigv2", "greedyvig", "adaptvig", "logvig"]
     blocks: tuple[tuple[int, int], ...]  # local blocks and graph blocks of each resolution
     channels: tuple[int, ...]  # C of each resolution
     hidden: int  # channels of the readout's hidden layer
@@ -176,10 +181,42 @@ class GraphBlock(nn.Sequential):
         return region("ffn", ffn, x, draws)
 
 
+class Merge(nn.Module):
+    """Resize the features of the blocks to the second branch's grid, add both, 1x1, norm, GELU.
+
+    To give the branch as many channels as the features have, the published code makes a new random
+    convolution at every call, which no file holds. By default there is a learned one; with
+    `as_random` one that is not learned and in no state dict, and is the same in every model.
+    """
+
+    def __init__(self, branch: int, channels: int, norm: Norm, as_random: bool) -> None:
+        super().__init__()
+        self.adjust = None if as_random else Pointwise(branch, channels)
+        # As torch makes a convolution: the weights, and the bias in the last column.
+        generator = torch.Generator().manual_seed(0)
+        self.random = torch.rand(channels, branch + 1, generator=generator, device="cpu")
+        self.random = branch**-0.5 * (2 * self.random - 1)
+        self.conv = Layer(channels, channels, norm, gelu=True)
+
+    def forward(self, x: Tensor, branch: Tensor) -> Tensor:
+        """Merge (B, H, W, C) and the branch, (B, H', W', C'), in float32: (B, H', W', C)."""
+        x, branch = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (x, branch))
+        size = branch.shape[1:3]
+        if x.shape[1:3] != size:
+            x = F.interpolate(x.movedim(-1, 1), size=size, mode="bilinear").movedim(1, -1)
+        if self.adjust is None:
+            random = self.random.to(branch)
+            branch = F.linear(branch, random[:, :-1], random[:, -1])
+        else:
+            branch = self.adjust(branch)
+        return self.conv(x + branch)
+
+
 class MobileGnn(ImageModel):
     """A Vision GNN without kNN: stem, local and graph blocks at several resolutions, readout.
 
-    Images may have any size: links that leave the grid lead to the node itself.
+    Images may have any size: links that leave the grid lead to the node itself. LogViG's second
+    branch is of the stem, and its merging of the readout; between them it goes past all blocks.
 
     Args:
         shape: the sizes of the variant.
@@ -192,13 +229,17 @@ class MobileGnn(ImageModel):
             first.
         drop_rate: dropout rate in the readout.
         dist_head: have the second head, for the answers of a teacher; see `Readout`.
+        compat: `reference` leaves a convolution of LogViG random; see `Merge`.
         global_pool: `avg` averages the nodes; an empty string gives every node its own logits.
         device: where to make the weights.
         dtype: type of the weights.
 
     Raises:
-        InputError: a size or rate that no model has.
+        InputError: a size or rate that no model has, or `compat` for a model without quirks.
     """
+
+    stem_names = ("stem", "high_res_branch")
+    readout_names = ("merge", "prediction")
 
     @typed
     def __init__(
@@ -211,11 +252,17 @@ class MobileGnn(ImageModel):
         drop_path_rate: float = 0.0,
         drop_rate: float = 0.0,
         dist_head: bool = True,
+        compat: Literal["reference"] | None = None,
         global_pool: Pool = "avg",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        num_blocks = sum(map(sum, shape.blocks))
+        facts, num_blocks = shape.facts, sum(map(sum, shape.blocks))
+        if compat is not None and not facts.has_branch:
+            raise InputError(
+                f"--compat {compat}: {shape.family} has no quirks that change its results; leave "
+                "it out"
+            )
         super().__init__(
             num_blocks=num_blocks + len(shape.blocks) - 1,
             num_classes=num_classes,
@@ -230,14 +277,20 @@ class MobileGnn(ImageModel):
         )
         self.shape = shape
         with torch.device(device) if device is not None else nullcontext():
-            self.stem = ConvStem(
-                in_chans, shape.stem_widths, shape.stem_strides, norm, ends_in_gelu=True
-            )
+            strides = shape.stem_strides
+            self.stem = ConvStem(in_chans, shape.stem_widths, strides, norm, ends_in_gelu=True)
+            self.high_res_branch = self.merge = None
+            if facts.has_branch:
+                first, second, *_ = shape.channels
+                widths = second // 2, second
+                self.high_res_branch = ConvStem(first, widths, (2, 1), norm, ends_in_gelu=True)
             self.backbone = nn.ModuleDict()
             self._resolutions: list[int] = []  # that each block gives
             for resolution, block in _make_blocks(shape, norm, drop_path_rate):
                 self.backbone[str(len(self.backbone))] = block
                 self._resolutions.append(resolution)
+            if facts.has_branch:
+                self.merge = Merge(second, shape.channels[-1], norm, compat == "reference")
             self.prediction = Readout(
                 shape.channels[-1],
                 num_classes,
@@ -260,13 +313,40 @@ class MobileGnn(ImageModel):
         if dtype is not None:
             self.to(dtype)
 
-    def boundary_shape(self, block: int) -> tuple[int, ...]:
-        """Return (H, W, C)."""
-        resolution = 0 if block == 0 else self._resolutions[block - 1]
-        return (*reduced(self.grid, (2,) * resolution), self.shape.channels[resolution])
+    @property
+    def pool_size(self) -> Grid:
+        return reduced(self.grid, (2,)) if self.shape.facts.has_branch else super().pool_size
 
-    def embed(self, images: Tensor) -> Tensor:
-        return self.stem(images)
+    def boundary_shapes(self, block: int) -> tuple[tuple[int, ...], ...]:
+        """Return (H, W, C), and the same of the second branch if there is one."""
+        resolution = 0 if block == 0 else self._resolutions[block - 1]
+        shape = (*reduced(self.grid, (2,) * resolution), self.shape.channels[resolution])
+        if not self.shape.facts.has_branch:
+            return (shape,)
+        return shape, (*reduced(self.grid, (2,)), self.shape.channels[1])
+
+    def embed(self, images: Tensor) -> Any:
+        return self.branched(self.stem(images))
+
+    def branched(self, x: Tensor) -> Any:
+        return x if self.high_res_branch is None else (x, self.high_res_branch(x.movedim(-1, 1)))
+
+    def run_blocks(self, x: Any, draws: Draws | None) -> Any:
+        if not isinstance(x, tuple):
+            return super().run_blocks(x, draws)
+        nodes, branch = x
+        return super().run_blocks(nodes, draws), branch
+
+    def run_each(self, x: Any) -> Iterator[tuple[str, Any]]:
+        if not isinstance(x, tuple):
+            yield from super().run_each(x)
+            return
+        nodes, branch = x
+        for name, result in super().run_each(nodes):
+            yield name, (result, branch)
+
+    def merged(self, x: Any) -> Tensor:
+        return x if self.merge is None else self.merge(*x)
 
     def slicing(self, partition_input: bool = False) -> NoReturn:
         raise InputError(

@@ -40,6 +40,7 @@ _IN_BLOCK = {
 }
 _AROUND = {
     "stem.stem.": "stem.convs.",
+    "high_res_branch.conv.": "high_res_branch.convs.",
     "prediction.1.": "prediction.0.",
     "prediction.2.": "prediction.1.",
     "head.": "prediction.4.",
@@ -50,7 +51,7 @@ _ATTENTION = tuple(f"mixer.graph_conv.{name}_conv." for name in "qkv")
 
 
 def _from_mobile(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the parameters of MobileViG, MobileViGv2, GreedyViG and AdaptViG.
+    """Rename the parameters of MobileViG, MobileViGv2, GreedyViG, AdaptViG and LogViG.
 
     Layouts: `models/` of the repositories that `model.mobile` names. Blocks are numbered within
     `local_backbone` and `backbone`, or within each resolution of `backbone`, and here through.

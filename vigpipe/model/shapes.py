@@ -56,6 +56,11 @@ def _adaptvig(num: int, *channels: int) -> MobileShape:
     return MobileShape("adaptvig", blocks, channels, 768, (8, 4, 2, 1))
 
 
+def _logvig(num: int, middle: tuple[int, int], *channels: int, k: int = 2) -> MobileShape:
+    blocks = (num, num), (num, num), middle, (num, num)
+    return MobileShape("logvig", blocks, channels, 768, (k, k, 2, 2))
+
+
 def _of_cifar(shape: MobileShape) -> MobileShape:
     """Make a small version for images of 32 x 32: three resolutions, of 16 x 16 nodes and fewer."""
     return replace(shape, stem_strides=(1, 2), img_size=(32, 32))
@@ -76,6 +81,9 @@ MOBILE_SHAPES = {
     "adaptvig_s": _adaptvig(3, 32, 64, 128, 256),
     "adaptvig_m": _adaptvig(4, 48, 96, 192, 320),
     "adaptvig_b": _adaptvig(5, 48, 96, 192, 384),
+    "logvig_ti": _logvig(3, (9, 3), 32, 64, 128, 224, k=3),
+    "logvig_s": _logvig(5, (15, 5), 32, 64, 128, 256),
+    "logvig_b": _logvig(5, (18, 6), 48, 96, 192, 384),
     "mobilevigv2_cifar_ti": _of_cifar(
         MobileShape("mobilevigv2", ((2, 0), (2, 2), (2, 2)), (48, 96, 192), 512, (4, 4, 2))
     ),

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from vigpipe.config.choices import Impl
 from vigpipe.errors import InputError
@@ -65,25 +66,30 @@ class StagedModel(nn.Module):
         """How many layers give logits; in training, the output of two is a tuple."""
         return 1
 
-    def boundary_shape(self, block: int) -> tuple[int, ...]:
-        """Return the shape of one sample's input to a block of the unsplit model.
+    def boundary_shapes(self, block: int) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes of one sample's tensors where they enter a block of the unsplit model.
 
-        The number of blocks, which is no block's index, means the readout.
+        Most models have one, the features; others go past the blocks. The number of blocks, which
+        is no block's index, means the readout.
         """
         raise NotImplementedError
 
-    def embed(self, images: Tensor) -> Tensor:
-        """Run the stem: (B, C_in, H, W) -> node features."""
+    def embed(self, images: Tensor) -> Any:
+        """Run the stem: (B, C_in, H, W) -> node features, or a tuple of these and others."""
         raise NotImplementedError
 
-    def run_blocks(self, x: Tensor, draws: Draws | None) -> Tensor:
+    def branched(self, x: Tensor) -> Any:
+        """Return what `embed` gives, from its node features."""
+        return x
+
+    def run_blocks(self, x: Any, draws: Draws | None) -> Any:
         """Run the blocks that are present, from one stage boundary to the next."""
         for name, block in self.numbered_blocks.items():
             x = self.run(name, block, x, draws)
         return x
 
-    def read_out(self, x: Tensor, draws: Draws | None) -> Tensor:
-        """Run the readout: node features -> (B, num_classes)."""
+    def read_out(self, x: Any, draws: Draws | None) -> Any:
+        """Run the readout: node features -> (B, num_classes), or a tuple of as many heads."""
         raise NotImplementedError
 
     def set_detect_anomaly(self, enable: bool) -> None:
@@ -184,41 +190,44 @@ class StagedModel(nn.Module):
         with torch.no_grad() if "stem" in self._leading else nullcontext():
             return region("stem", self.embed, *inputs)
 
-    def forward(self, x: Tensor, keys: Tensor | Draws | None = None) -> Tensor:
+    def forward(self, x: Any, keys: Tensor | Draws | None = None) -> Any:
         """Run stem, blocks and readout, as far as they are present.
 
         Args:
             x: images, (B, C_in, H, W), if the stem is present; otherwise the output of the previous
-                stage, (B, *boundary_shape(span[0])).
+                stage, (B, *shape) of the shape in boundary_shapes(span[0]), or a tuple if there are
+                several.
             keys: sample keys of the random masks (`model.keyed_dropout`), (B,) int64, or what
                 `draw` made of them; by default drawn from torch's own generator in training mode.
 
         Returns:
-            Logits, (B, num_classes), if the readout is present; otherwise the input of the next
-            stage, (B, *boundary_shape(span[1])).
+            Logits, (B, num_classes), if the readout is present, in training a tuple of those of two
+            heads; otherwise the input of the next stage.
 
         Raises:
             InputError: there are no images in training mode, or TorchScript traces the model.
         """
+        first = x[0] if isinstance(x, tuple) else x
         if not torch.compiler.is_compiling() and not isinstance(x, torch.fx.Proxy):
             if torch.jit.is_tracing():
                 raise InputError(_NO_TORCHSCRIPT)
-            if len(x) == 0:
+            if len(first) == 0:
                 return self._run_empty(x)
-        draws = self.draws_for(x, keys)
+        draws = self.draws_for(first, keys)
         if self.has_stem:
             x = self.run_stem(x)
         x = self.run_blocks(x, draws)
         return region("readout", self.read_out, x, draws) if self.has_readout else x
 
-    def _run_empty(self, x: Tensor) -> Tensor:
+    def _run_empty(self, x: Any) -> Any:
         """Return what `forward` makes of no images: that of one without its row."""
         if self.training:
             raise InputError(
                 "a batch without images: BatchNorm has no statistics of it; leave it out, or call "
                 "eval() first"
             )
-        return self(x.new_zeros(1, *x.shape[1:]))[:0]
+        one = tree_map(lambda t: t.new_zeros(1, *t.shape[1:]), x)
+        return tree_map(lambda t: t[:0], self(one))
 
     def __prepare_scriptable__(self) -> NoReturn:  # torch.jit.script calls it
         raise InputError(_NO_TORCHSCRIPT)

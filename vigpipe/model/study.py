@@ -224,8 +224,8 @@ class VigStudy(StagedModel):
         self.fc2 = nn.Linear(1024, num_classes) if num_classes else nn.Identity()
         self.dropout = KeyedDropout(drop_rate, stream=2 * NUM_BLOCKS)
 
-    def boundary_shape(self, block: int) -> tuple[int, ...]:
-        return self.img_size[0] * self.img_size[1], self.in_chans
+    def boundary_shapes(self, block: int) -> tuple[tuple[int, ...], ...]:
+        return ((self.img_size[0] * self.img_size[1], self.in_chans),)
 
     def slicing(self, partition_input: bool = False, divided: Divided = "inner") -> Slicing:
         """Make the table: Graphers have groups `x` and `out`, FFNs `hidden`; the trunk is whole."""

@@ -111,22 +111,19 @@ def create_model(
         "--aggregator": aggregator,
         "--stochastic-dilation": stochastic_dilation or None,
         "--stem-stride": stem_stride,
-        "--compat": compat,
         "--divided": None if divided == "inner" else divided,
     }
     sub_network = {"narrow": narrow, "branch_rescale": branch_rescale}
     if name in MOBILE_SHAPES:
         of_sub_networks = {"narrow": narrow > 1 and narrow, "--branch-rescale": branch_rescale}
         _refuse_options(name, {"--graph": graph, **of_vig, **of_sub_networks})
-        shape = MOBILE_SHAPES[name]
-        model: StagedModel = MobileGnn(
-            shape, **common, img_size=img_size, dist_head=dist_head is not False
-        )
+        heads: dict[str, Any] = {"dist_head": dist_head is not False, "compat": compat}
+        model: StagedModel = MobileGnn(MOBILE_SHAPES[name], **common, **heads, img_size=img_size)
     elif dist_head is not None:
         flag = "--dist-head" if dist_head else "--no-dist-head"
         raise InputError(f"{flag}: {name} has one head; leave it out")
     elif name == "vig_study":
-        _refuse_options(name, of_vig)
+        _refuse_options(name, {**of_vig, "--compat": compat})
         if graph not in (None, "grid", "knn"):
             raise InputError(f"--graph {graph}: vig_study has grid and knn; choose one of them")
         size = (32, 32) if img_size is None else img_size

@@ -175,12 +175,12 @@ class VisionGnn(ImageModel):
 
     # ---- stages of a pipeline ---------------------------------------------------------------
 
-    def boundary_shape(self, block: int) -> tuple[int, ...]:
+    def boundary_shapes(self, block: int) -> tuple[tuple[int, ...], ...]:
         """Return (H, W, C), or (H, W, C + K) if the block needs the graph of an earlier block."""
         if block == len(self.specs):
-            return (*self.specs[-1].grid, self.specs[-1].channels)
+            return ((*self.specs[-1].grid, self.specs[-1].channels),)
         (height, width), channels = self.specs[block].before
-        return (height, width, channels + self.specs[block].num_given)
+        return ((height, width, channels + self.specs[block].num_given),)
 
     def embed(self, images: Tensor) -> Tensor:
         """Run the stem and add the positional embedding: (B, C_in, H, W) -> (B, H', W', C)."""

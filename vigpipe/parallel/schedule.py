@@ -94,11 +94,11 @@ class Pipeline:
                 # Input and output are given so that torch does not probe the model, which would
                 # change BatchNorm's statistics. Boundaries require grad, or torch 2.13+ makes no
                 # buffers for their gradients.
-                input_args=_example(
-                    stage.input_shape, stage.input_dtype, not stage.model.follows_leading
+                input_args=_examples(
+                    stage.input_shapes, stage.input_dtype, not stage.model.follows_leading
                 ),
-                output_args=_example(
-                    stage.output_shape, stage.output_dtype, not stage.model.is_leading
+                output_args=_examples(
+                    stage.output_shapes, stage.output_dtype, not stage.model.is_leading
                 ),
                 is_frozen=stage.model.is_leading,
                 sends_back=not stage.model.follows_leading,
@@ -180,7 +180,7 @@ class Pipeline:
         x = None if batch.inputs is None else self.send(batch.inputs)
         for stage_module, index in zip(self.stage_modules, self._stage_indices, strict=True):
             if not stage_module.model.has_stem and self.has_peers:
-                shape = num_rows, *stage_module.input_shape[1:]
+                shape = num_rows, *stage_module.input_shapes[0][1:]
                 self._watch("wait input", index)
                 x = self.rows_from_before(shape, stage_module.input_dtype)
             self._watch("forward", index)
@@ -273,12 +273,17 @@ class _OneRank:
     def _forward(self, x: Tensor, microbatch: int) -> Tensor:
         if self.watcher is not None:
             self.watcher.enter("forward", self.stage_index, microbatch)
+        features: Any = x
         for module in self.modules:
-            x = module(x)
+            features = module(*features) if isinstance(features, tuple) else module(features)
         if self.watcher is not None:
             self.watcher.leave()
-        return x
+        return features
 
 
-def _example(shape: tuple[int, ...], dtype: torch.dtype, grad: bool) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta", requires_grad=grad)
+def _examples(
+    shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype, grad: bool
+) -> tuple[Tensor, ...]:
+    return tuple(
+        torch.empty(shape, dtype=dtype, device="meta", requires_grad=grad) for shape in shapes
+    )

@@ -47,8 +47,8 @@ class Cuttable(Protocol):
         """Whether nothing that comes before is trained."""
         ...
 
-    def boundary_shape(self, block: int) -> tuple[int, ...]:
-        """Return the shape of what one sample passes to a block, without the batch dimension."""
+    def boundary_shapes(self, block: int) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes of what one sample passes to a block, without the batch dimension."""
         ...
 
     def keep(self, blocks: Iterable[int], stem: bool, readout: bool) -> None:
@@ -61,9 +61,10 @@ class Cuttable(Protocol):
         """
         ...
 
-    def __call__(self, x: Tensor, keys: Any, *structure: Any) -> Any:
+    def __call__(self, x: Any, keys: Any, *structure: Any) -> Any:
         """Run what has been kept on inputs or features, (b, ...), of b rows.
 
+        Where several tensors cross a boundary, it takes and gives a tuple of them.
         The keys are the rows' draws; None in evaluation mode. A structure is what the model takes
         besides, such as edges; nothing for most models.
         """
@@ -104,10 +105,11 @@ class StageModule(nn.Module):
         self.microbatch_size, self.rows = microbatch_size, rows
         rows_in, rows_out = rows or (microbatch_size, microbatch_size)
         self.begin((microbatch_size,))
-        start, end = (model.boundary_shape(block) for block in model.span)
-        self.input_shape = (rows_in, *(row_shape if model.has_stem else start))
+        start, end = (model.boundary_shapes(block) for block in model.span)
         logits = (model.num_classes, *([model.num_heads] if model.num_heads > 1 else []))
-        self.output_shape = (rows_out, *(logits if model.has_readout else end))
+        # Shapes of all tensors that the stage takes, and of all that it gives.
+        self.input_shapes = _of_rows(rows_in, (row_shape,) if model.has_stem else start)
+        self.output_shapes = _of_rows(rows_out, (logits,) if model.has_readout else end)
 
     def begin(
         self,
@@ -125,32 +127,45 @@ class StageModule(nn.Module):
         self.sizes, self.draws, self.num_forwards = sizes, draws, 0
         self.structures = structures
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Run the stage on the next micro-batch of b rows, padding included, which comes last.
 
         Inputs or features, (b, ...), become features or logits, (b, ...), or as many rows as the
         stage is said to have; zeros on padding. The logits of two heads are (b, num_classes, 2); in
-        an evaluation both are their mean.
+        an evaluation both are their mean. It gives a tuple where several tensors cross a boundary.
         """
+        x = inputs[0]
         index, num_rows = self.num_forwards, len(x) if self.rows is None else self.rows[1]
         self.num_forwards += 1
         self.model.recompute = index < self.num_recomputed
         num_samples = self.sizes[index]
         structure = self.structures[index] if self.structures else ()
         if num_samples == 0 and not structure:
-            return self._connected_zeros(x, num_rows)
+            return _alone(self._connected_zeros(inputs, num_rows))
         start = index * (len(x) if self.rows is None else self.microbatch_size)
         draws = None if self.draws is None else self.draws.part(start, start + num_samples)
+        # What the stage passes on as it is, is a view of its input: an input itself cannot be what
+        # a backward begins with.
+        samples = tuple(x[:num_samples].to(self.dtype) for x in inputs)
         with self._precision(x):
-            y = self.model(x[:num_samples].to(self.dtype), draws, *structure)
-        if isinstance(y, tuple):
-            y = torch.stack(y, -1)
-        elif self.model.num_heads > 1:
-            y = y.unsqueeze(-1).expand(-1, -1, self.model.num_heads)
+            y = self.model(_alone(samples), draws, *structure)
+        if self.model.has_readout:
+            y = self._one_tensor(y)
+        outputs = y if isinstance(y, tuple) else (y,)
+        return _alone(tuple(self._padded(y, num_rows) for y in outputs))
+
+    def _padded(self, y: Tensor, num_rows: int) -> Tensor:
         y = y.to(self.output_dtype).contiguous()  # messages have to be contiguous
         if len(y) == num_rows:
             return y
         return torch.cat((y, y.new_zeros(num_rows - len(y), *y.shape[1:])))
+
+    def _one_tensor(self, logits: Tensor | tuple[Tensor, ...]) -> Tensor:
+        """Put the logits of the heads into one tensor."""
+        if isinstance(logits, tuple):
+            return torch.stack(logits, -1)
+        num_heads = self.model.num_heads
+        return logits if num_heads == 1 else logits.unsqueeze(-1).expand(-1, -1, num_heads)
 
     @torch.no_grad()
     def by_layer(self, x: Tensor, structure: tuple[Any, ...], chunk: int) -> Tensor:
@@ -164,14 +179,23 @@ class StageModule(nn.Module):
         dtype = self.autocast_dtype
         return nullcontext() if dtype is None else torch.autocast(x.device.type, dtype)
 
-    def _connected_zeros(self, x: Tensor, num_rows: int) -> Tensor:
-        # Other ranks wait for the gradient of x, and DDP for a gradient of every parameter, so
-        # these zeros depend on both.
-        zero = 0 * x.sum()
-        for parameter in self.parameters():
-            zero = zero + 0 * parameter.sum()
-        shape = num_rows, *self.output_shape[1:]
-        return zero.to(self.output_dtype).expand(shape).contiguous()
+    def _connected_zeros(self, inputs: tuple[Tensor, ...], num_rows: int) -> tuple[Tensor, ...]:
+        # Other ranks wait for the gradients of the inputs, and DDP for a gradient of every
+        # parameter, so these zeros depend on both.
+        zero = 0 * inputs[0].sum()
+        for tensor in (*inputs[1:], *self.parameters()):
+            zero = zero + 0 * tensor.sum()
+        zero = zero.to(self.output_dtype)
+        return tuple(zero.expand(num_rows, *s[1:]).contiguous() for s in self.output_shapes)
+
+
+def _of_rows(num_rows: int, shapes: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    return tuple((num_rows, *shape) for shape in shapes)
+
+
+def _alone(tensors: tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
+    """Return the only tensor of a tuple, or the tuple of several."""
+    return tensors[0] if len(tensors) == 1 else tensors
 
 
 def cut_stages(

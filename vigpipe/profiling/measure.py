@@ -86,7 +86,7 @@ def measure_profile(
     activations = [activation_bytes(trial) for trial in trials]
     model = rank_state.trained.models[0]
     names = ["stem", *(f"block {name}" for name in model.numbered_blocks), "readout"]
-    boundaries = [prod(model.boundary_shape(i)) for i in range(model.span[1] + 1)]
+    boundaries = [sum(map(prod, model.boundary_shapes(i))) for i in range(model.span[1] + 1)]
     sizes = [tuple(step.size.values()) for step in steps]
     amounts = tuple(steps[0].size) if len(steps[0].size) > 1 else ()
 

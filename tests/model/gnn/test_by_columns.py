@@ -141,7 +141,7 @@ def run_by_columns(
                 part = ByColumns(stage, WideShare(table, mine, all_has, columns, chunk=7))
                 y = part.forward(y, adjacency, estimate=estimate)
                 if not stage.has_readout:
-                    (length,) = stage.boundary_shape(stage.span[1])
+                    ((length,),) = stage.boundary_shapes(stage.span[1])
                     assert y.shape[1] == length // num
                 stats |= part.take_stats()
                 assert not part.take_stats()

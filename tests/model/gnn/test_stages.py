@@ -54,7 +54,7 @@ def test_stages_are_the_model_bit_for_bit(name, edges, num_stages):
     there = x.detach()
     for stage in stages:
         is_before_stem = name == "gcn2" and stage.has_stem
-        assert is_before_stem or there.shape[1:] == stage.boundary_shape(stage.span[0])
+        assert is_before_stem or (there.shape[1:],) == stage.boundary_shapes(stage.span[0])
         inputs.append(there.clone().requires_grad_())
         outputs.append(stage.train()(inputs[-1], stage.draw(keys, torch.float64), adjacency))
         there = outputs[-1].detach()

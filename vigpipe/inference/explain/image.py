@@ -36,7 +36,8 @@ _Calls = dict[nn.Module, tuple[Any, Any]]  # inputs and result of blocks, and of
 def explain_image(model: StagedModel, image: Tensor, question: Question) -> Explanation:
     """Explain a logit of an image, (1, C, H, W); the model is in evaluation mode."""
     with torch.no_grad():
-        nodes = model.embed(image)
+        embedded = model.embed(image)
+    nodes = embedded[0] if isinstance(embedded, tuple) else embedded
     nodes.requires_grad_()
     named = model.numbered_blocks.items()
     blocks = {int(name): block for name, block in named if isinstance(block, Block)}
@@ -66,7 +67,7 @@ def _run(model: StagedModel, nodes: Tensor, blocks: Iterable[Block]) -> tuple[Te
         for block in blocks:
             for module in (block, _conv_of(block)):
                 hooks.enter_context(module.register_forward_hook(keep))
-        return model.read_out(model.run_blocks(nodes, None), None)[0], calls
+        return model.read_out(model.run_blocks(model.branched(nodes), None), None)[0], calls
 
 
 def _occluded(
@@ -85,7 +86,8 @@ def _occluded(
     for some in in_parts(np.arange(drops.size)):
         numbers = torch.from_numpy(some).to(nodes.device)
         is_out = squares == numbers.view(-1, *[1] * squares.ndim)
-        x = model.run_blocks(nodes.masked_fill(is_out.unsqueeze(-1), 0), None)
+        left = model.branched(nodes.masked_fill(is_out.unsqueeze(-1), 0))
+        x = model.run_blocks(left, None)
         drops.flat[some] = measure.drops(model.read_out(x, None))
     return drops, side
 

@@ -53,10 +53,10 @@ class GraphModel(StagedModel):
         self._last_selection: tuple[AnyFeatures, Tensor, AnyFeatures] | None = None
         self.convs = nn.ModuleDict({str(i): layer for i, layer in enumerate(layers)})
 
-    def boundary_shape(self, block: int) -> tuple[int, ...]:
+    def boundary_shapes(self, block: int) -> tuple[tuple[int, ...], ...]:
         if block == 0:
-            return (self.in_channels,)
-        return (self.num_classes if block == self.num_layers else self.width,)
+            return ((self.in_channels,),)
+        return ((self.num_classes if block == self.num_layers else self.width,),)
 
     def embed(self, images: AnyFeatures, draws: Draws | None = None) -> AnyFeatures:
         return images
@@ -214,8 +214,8 @@ class Gcn2Model(GraphModel):
         self.stem_dropout = ChannelDropout(dropout, stream=2 * len(layers))
         self.readout_dropout = ChannelDropout(dropout, stream=2 * len(layers) + 1)
 
-    def boundary_shape(self, block: int) -> tuple[int, ...]:
-        return (2 * self.width,)
+    def boundary_shapes(self, block: int) -> tuple[tuple[int, ...], ...]:
+        return ((2 * self.width,),)
 
     def embed(self, images: AnyFeatures, draws: Draws | None = None) -> Tensor:
         """Run the stem: (n, in_channels) -> (n, 2 * width)."""
