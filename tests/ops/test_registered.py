@@ -37,6 +37,11 @@ def test_torch_finds_nothing_wrong_with_them():
                 features(16),
             ),
         ],
+        "axial": [
+            (features(2, 5, 4, 16), SOFT, 1, None, torch.tensor(3.0, requires_grad=True)),
+            (features(2, 5, 4, 16), [1, 2, 1], 1, torch.rand(2), None),
+        ],
+        "axial_far": [(features(2, 5, 4, 16).detach(),)],
         "grouped": [(features(20, 8), features(12, 2), 4)],
         "hidden": [(features(40, 3), features(3, 32), features(32), features(3, 32))],
     }
@@ -45,6 +50,9 @@ def test_torch_finds_nothing_wrong_with_them():
         torch.library.opcheck(operator, first)
         for arguments in others:
             torch.library.opcheck(operator, arguments, test_utils=QUICK)
+
+
+SOFT = [0, 1, 0, 1, -2, 0, 1, 2, 1, 0, 0, 1]  # links: axis, shift, gated
 
 
 def both(x):

@@ -1,5 +1,6 @@
 """Graph convolutions on fixed links along rows and columns, and on all nodes by attention."""
 
+from functools import partial
 from typing import Literal
 
 import torch
@@ -55,6 +56,8 @@ class AxialConv(nn.Module):
     nodes from linked ones otherwise. `k` is K.
     """
 
+    fused = True
+
     def __init__(self, channels: int, width: int, kind: Linked, k: int, norm: Norm) -> None:
         super().__init__()
         self.kind: Linked = kind
@@ -65,9 +68,10 @@ class AxialConv(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Convolve: (B, H, W, C) -> (B, H, W, width)."""
         links = make_links(self.kind, (x.shape[1], x.shape[2]), self.k)
-        limit = axial_limit(x) if self.kind == "near" else None
+        limit = axial_limit(x, fused=self.fused) if self.kind == "near" else None
         sign = -1 if self.kind in ("every", "powers") else 1
-        largest = region("aggregation", axial, x, links, sign, limit, self.temperature)
+        gate = limit, self.temperature
+        largest = region("aggregation", partial(axial, fused=self.fused), x, links, sign, *gate)
         if self.temperature is not None and not any(link.gated for link in links):
             largest = largest + 0 * self.temperature  # DDP waits for a gradient of all parameters
         return self.nn(torch.cat((x, largest), -1))

@@ -290,7 +290,8 @@ class MobileGnn(ImageModel):
                 self.backbone[str(len(self.backbone))] = block
                 self._resolutions.append(resolution)
             if facts.has_branch:
-                self.merge = Merge(second, shape.channels[-1], norm, compat == "reference")
+                branch, channels = shape.channels[1], shape.channels[-1]
+                self.merge = Merge(branch, channels, norm, compat == "reference")
             self.prediction = Readout(
                 shape.channels[-1],
                 num_classes,

@@ -1,7 +1,8 @@
 """The operators that take most of a ViG's time, each in one pass over memory.
 
-Besides those below there are `csr`, sums, maxima and attention over the edges of a large graph
-(`ops.sparse`), and `masked`, dropout and ReLU whose backward needs few bits (`ops.masked`).
+Besides those below there are `axial`, maxima over the nodes in a row and a column (`ops.axial`);
+`csr`, sums, maxima and attention over the edges of a large graph (`ops.sparse`); and `masked`,
+dropout and ReLU whose backward needs few bits (`ops.masked`).
 
 Every operator has a version in plain torch (`plain`), which runs everywhere, and one in C++ for the
 CPU (`native`), which is compiled at first use. Those of `ON_GPU` also have one in Triton for GPUs
@@ -174,7 +175,7 @@ def is_fused(x: Tensor, name: str, num_neighbours: int = 0) -> bool:
 def versions(device: str) -> dict[str, str]:
     """Describe which version of every operator is used on a device (`cpu`, `cuda:0`), and why."""
     where = torch.device(device)
-    names = ("knn", "aggregate", "norm", "hidden", "csr", "masked")
+    names = ("knn", "aggregate", "axial", "norm", "hidden", "csr", "masked")
     kinds = {name: _version(where.type, where.index, name, is_fake=False) for name in names}
     return {
         name: f"{kind or 'plain torch'} ({_reason(where, name)})" for name, kind in kinds.items()

@@ -1,12 +1,13 @@
 """Axial max-relative aggregation: over nodes at given distances in a node's row and column."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-_LEAST_TEMPERATURE = 1e-6  # added to the temperature of a gate, as the published code does
+from vigpipe.ops import is_fused, plain
 
 
 class Link(NamedTuple):
@@ -23,6 +24,8 @@ def axial(
     sign: int = 1,
     limit: Tensor | None = None,
     temperature: Tensor | None = None,
+    *,
+    fused: bool = True,
 ) -> Tensor:
     """Take the maximum, from 0, of the relative features of the nodes that a node is linked to.
 
@@ -37,44 +40,32 @@ def axial(
         x: nodes, (B, H, W, C).
         links: they are taken in this order; a shift may be negative, and is less than the side.
         sign: 1 or -1.
-        limit: for a hard gate, broadcast to (B, H, W, 1); it gets no gradient.
+        limit: of each image for a hard gate, (B,) float32, or float64 as x; it gets no gradient.
         temperature: for a soft gate, a scalar.
+        fused: use the fused operator where there is one.
 
     Returns:
         (B, H, W, C).
     """
-    largest = torch.zeros_like(x)
-    for axis, shift, gated in links:
-        relative = x.roll(shift, 1 + axis) - x if sign > 0 else x - x.roll(shift, 1 + axis)
-        if gated:
-            distance = _length(relative)
-            if temperature is not None:
-                gate = torch.exp(-distance / (temperature.abs() + _LEAST_TEMPERATURE))
-            else:
-                assert limit is not None
-                gate = distance < limit
-            relative = relative * gate.to(x.dtype)
-        largest = torch.maximum(largest, relative)
-    return largest
+    if fused and links and x.numel() and is_fused(x, "axial"):
+        from vigpipe.ops import registered
+
+        return registered.axial(x, list(chain(*links)), sign, limit, temperature)[0]
+    return plain.axial(x, links, sign, limit, temperature)
 
 
 @torch.no_grad()
-def axial_limit(x: Tensor) -> Tensor:
-    """Return below which distance nodes are near: (B, H, W, C) -> (B, 1, 1, 1).
+def axial_limit(x: Tensor, *, fused: bool = True) -> Tensor:
+    """Return below which distance nodes are near: (B, H, W, C) -> (B,) float32, or float64 as x.
 
     That is the mean less the deviation of the L1 distances from every node to the one half a grid
     away in both directions (GreedyViG, arXiv:2405.06849, section 3.2). A single node has no
     deviation, and none is near.
     """
-    _, height, width, _ = x.shape
-    if height * width == 1:
-        return x.new_zeros(len(x), 1, 1, 1)
-    far = x.roll(((height + 1) // 2, (width + 1) // 2), (1, 2))
-    distances = _length(x - far).flatten(1)
-    return (distances.mean(1) - distances.std(1)).view(-1, 1, 1, 1)
-
-
-def _length(relative: Tensor) -> Tensor:
-    """Return L1 lengths, (..., 1), of (..., C); those of half precision are float32."""
-    wide = torch.promote_types(relative.dtype, torch.float32)
-    return relative.abs().sum(-1, keepdim=True, dtype=wide)
+    if x.shape[1] * x.shape[2] == 1:
+        return x.new_zeros(len(x), dtype=torch.promote_types(x.dtype, torch.float32))
+    if fused and x.numel() and is_fused(x, "axial"):
+        distances = torch.ops.vigpipe.axial_far(x.detach())
+    else:
+        distances = plain.axial_far(x)
+    return distances.mean(1) - distances.std(1)

@@ -14,6 +14,7 @@ from vigpipe.ops.plain import candidates_of
 
 _MODE_BITS = {"max": 1, "mean": 2, "max_mean": 3, "sum": 4}
 _WITH_SELF = 8
+_AXIAL_BAND = 64  # channels whose gradients the C++ code computes together
 _MOST_IN_BYTE = 256  # most neighbours whose rank fits a byte
 
 
@@ -339,3 +340,80 @@ def folded_backward(
     d_conv_bias = None if rel is None else d_bias
     of_layer = (d_weight, torch.zeros_like(d_scale), d_scale, d_shift)
     return d_x, d_total, *of_layer, d_rel, d_conv_bias, d_root, d_second
+
+
+def axial(
+    x: Tensor, links: list[int], sign: int, limit: Tensor | None, temperature: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Take the largest relative feature of the nodes linked to; see `vigpipe.ops.axial`.
+
+    The links are three numbers each. The second result, for the backward, is the distances of
+    nodes over the gated ones, (B, G, N) in the type that numbers like x are computed in.
+    """
+    name, kept, _ = _kept(x.dtype, x.dtype)
+    nodes, gate = _as(x, kept), (_wide(limit, x), _wide(temperature, x))
+    out = torch.empty_like(nodes)
+    distances = empty_distances(x, links)
+    call(
+        f"axial_{name}",
+        nodes,
+        _link_table(links),
+        *gate,
+        out,
+        distances,
+        *_axial_sizes(x, links, sign),
+    )
+    return out.to(x.dtype), distances
+
+
+def empty_distances(x: Tensor, links: list[int]) -> Tensor:
+    """Allocate the second result of `axial`."""
+    num_images, height, width, _ = x.shape
+    shape = num_images, sum(links[2::3]), height * width
+    return x.new_empty(shape, dtype=_computed_in(x.dtype))
+
+
+def axial_backward(
+    grad: Tensor,
+    x: Tensor,
+    links: list[int],
+    sign: int,
+    limit: Tensor | None,
+    temperature: Tensor | None,
+    distances: Tensor,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the gradients of `axial` for x and the temperature, from its second result."""
+    name, kept, _ = _kept(x.dtype, x.dtype)
+    nodes, gate = _as(x, kept), (_wide(limit, x), _wide(temperature, x))
+    d_x = torch.empty_like(nodes, dtype=_computed_in(x.dtype))
+    slopes = None
+    if temperature is not None:
+        num_bands = -(-x.shape[-1] // _AXIAL_BAND)
+        num_images, *rest = distances.shape
+        slopes = distances.new_empty((num_images, num_bands, *rest))
+    d_scale = torch.zeros((), dtype=torch.float64)
+    inputs = _as(grad, kept), nodes, _link_table(links), *gate, distances
+    call(f"axial_backward_{name}", *inputs, d_x, slopes, d_scale, *_axial_sizes(x, links, sign))
+    d_temperature = None if temperature is None else (d_scale * temperature.sign()).to(temperature)
+    return d_x.to(x.dtype), d_temperature
+
+
+def axial_far(x: Tensor) -> Tensor:
+    """Measure the L1 distance of each node to the one half a grid away: (B, H, W, C) -> (B, N)."""
+    name, kept, _ = _kept(x.dtype, x.dtype)
+    distances = torch.empty(len(x), x.shape[1] * x.shape[2], dtype=_computed_in(x.dtype))
+    call(f"axial_far_{name}", _as(x, kept), distances, *sizes(*x.shape), num_threads(x.numel()))
+    return distances
+
+
+def _link_table(links: list[int]) -> Tensor:
+    """Return axis, shift and number among the gated ones, from 1, or 0: (L, 3) int64."""
+    table = torch.tensor(links, dtype=torch.int64).view(-1, 3)
+    table[:, 2] *= table[:, 2].cumsum(0)
+    return table
+
+
+def _axial_sizes(x: Tensor, links: list[int], sign: int) -> tuple[Any, ...]:
+    num_links = len(links) // 3
+    threads = num_threads(x.numel() * num_links)
+    return *sizes(*x.shape, num_links, sum(links[2::3])), sign, threads

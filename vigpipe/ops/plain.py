@@ -3,6 +3,7 @@
 They run on every device and dtype, through torch.compile and ONNX, with torch's own gradients.
 """
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -220,3 +221,41 @@ class _Hidden(torch.autograd.Function):
             d_first.addmm_(rows.T, dz)
             d_x.append(dz @ first.T)
         return torch.cat(d_x), d_first, d_bias, d_second
+
+
+_LEAST_TEMPERATURE = 1e-6  # added to the temperature of a gate, as the published code does
+
+
+def axial(
+    x: Tensor,
+    links: Sequence[tuple[int, int, bool]],
+    sign: int,
+    limit: Tensor | None,
+    temperature: Tensor | None,
+) -> Tensor:
+    """Take the largest relative feature of the nodes linked to; see `vigpipe.ops.axial`."""
+    largest = torch.zeros_like(x)
+    for axis, shift, gated in links:
+        relative = x.roll(shift, 1 + axis) - x if sign > 0 else x - x.roll(shift, 1 + axis)
+        if gated:
+            distance = _length(relative)
+            if temperature is not None:
+                gate = torch.exp(-distance / (temperature.abs() + _LEAST_TEMPERATURE))
+            else:
+                assert limit is not None
+                gate = distance < limit.view(-1, 1, 1, 1)
+            relative = relative * gate.to(x.dtype)
+        largest = torch.maximum(largest, relative)
+    return largest
+
+
+def axial_far(x: Tensor) -> Tensor:
+    """Measure the L1 distance of each node to the one half a grid away: (B, H, W, C) -> (B, N)."""
+    far = x.roll(((x.shape[1] + 1) // 2, (x.shape[2] + 1) // 2), (1, 2))
+    return _length(x - far).flatten(1)
+
+
+def _length(relative: Tensor) -> Tensor:
+    """Return L1 lengths, (..., 1), of (..., C); those of half precision are float32."""
+    wide = torch.promote_types(relative.dtype, torch.float32)
+    return relative.abs().sum(-1, keepdim=True, dtype=wide)

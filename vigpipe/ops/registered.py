@@ -36,6 +36,11 @@ _SCHEMAS = {
     "Tensor shift, float eps, Tensor? rel, Tensor? root, Tensor second, int height, int width, "
     "Tensor moments, Tensor first, Tensor first_bias) -> (Tensor, Tensor?, Tensor, Tensor, Tensor, "
     "Tensor, Tensor?, Tensor?, Tensor?, Tensor)",
+    "axial": "(Tensor x, int[] links, int sign, Tensor? limit, Tensor? temperature) -> "
+    "(Tensor, Tensor)",
+    "axial_backward": "(Tensor grad, Tensor x, int[] links, int sign, Tensor? limit, "
+    "Tensor? temperature, Tensor distances) -> (Tensor, Tensor?)",
+    "axial_far": "(Tensor x) -> Tensor",
 }
 _library = Library("vigpipe", "DEF")  # lives as long as the module
 
@@ -132,6 +137,22 @@ def _(grad: Tensor, *inputs: Any) -> tuple[Tensor | None, ...]:
     return _gradients(x, total, weight, bias, scale, shift, rel, conv_bias, root, second)
 
 
+@register_fake("vigpipe::axial")
+def _(x: Tensor, links: list[int], *_: object) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), native.empty_distances(x, links)
+
+
+@register_fake("vigpipe::axial_backward")
+def _(grad: Tensor, *inputs: Any) -> tuple[Tensor | None, ...]:
+    x, _links, _sign, _limit, temperature, _distances = inputs
+    return _gradients(x, temperature)
+
+
+@register_fake("vigpipe::axial_far")
+def _(x: Tensor) -> Tensor:
+    return native.empty_distances(x, [0, 0, 1])[:, 0]
+
+
 # ---- gradients ----------------------------------------------------------------------------------
 
 
@@ -194,6 +215,19 @@ def _folded_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ..
     return *grads[:6], None, *grads[6:], None, None
 
 
+def _save_axial(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, ctx.links, ctx.sign, limit, temperature = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(x, limit, temperature, output[1])
+
+
+def _axial_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    x, *gate, distances = ctx.saved_tensors
+    arguments = grad, x, ctx.links, ctx.sign, *gate, distances
+    d_x, d_temperature = torch.ops.vigpipe.axial_backward(*arguments)
+    return d_x, None, None, None, d_temperature
+
+
 def _differentiable(
     name: str, backward: Callable[..., Any], save: Callable[..., None]
 ) -> Callable[..., Any]:
@@ -225,4 +259,5 @@ register_autograd("vigpipe::aggregate", _aggregate_backward, setup_context=_save
 norm = _differentiable("norm", _norm_backward, _save_norm)
 grouped = _differentiable("grouped", _grouped_backward, _save_grouped)
 hidden = _differentiable("hidden", _hidden_backward, _save_hidden)
+axial = _differentiable("axial", _axial_backward, _save_axial)
 folded = _differentiable("folded", _folded_backward, _save_folded)
