@@ -16,7 +16,7 @@ from vigpipe.commands.help import (
     subcommands,
     summary,
 )
-from vigpipe.config.choices import MODELS
+from vigpipe.config.choices import GRAPH_MODELS, MODELS
 from vigpipe.config.options import OPTIONS, flag
 from vigpipe.config.recipes import RECIPES
 
@@ -106,7 +106,8 @@ def _row(option: Option) -> tuple[str, str]:
     default = "required" if option.is_required else _default(option)
     choices = [f"`{choice}`" for choice in option.choices]
     if {*MODELS} <= {*option.choices}:
-        choices = ["one of the [models](models.md)"]
+        of = "" if {*GRAPH_MODELS} <= {*option.choices} else " of images"
+        choices = [f"one of the [models{of}](models.md)"]
     values = [*option.kinds, *choices]
     value = " or ".join(filter(None, (", ".join(values[:-1]), *values[-1:])))
     of_recipes = ", ".join(f"{recipe} `{text}`" for recipe, text in option.of_recipes)

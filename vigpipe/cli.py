@@ -284,7 +284,7 @@ def make_app(arguments: list[str]) -> App:
         """Write published weights anew as safetensors that say which model they are of.
 
         Args:
-            source: a torch or safetensors file, of the reference code, mmpretrain or vigpipe.
+            source: a torch or safetensors file, of the authors' code, mmpretrain or vigpipe.
             target: the .safetensors file to write.
             dist_head: keep the second head of models without kNN, which learns from a teacher.
             overwrite: replace the target if it is there.

@@ -5,7 +5,12 @@ from functools import partial
 from pathlib import Path
 
 from tests.refusals import check_refusals
-from vigpipe.files.weights_metadata import class_names, image_preparation, per_channel
+from vigpipe.files.weights_metadata import (
+    channels_text,
+    class_names,
+    image_preparation,
+    per_channel,
+)
 
 FILE = Path("w.safetensors")
 
@@ -34,10 +39,17 @@ def test_numbers_that_cannot_be_meant_are_refused():
     )
 
 
+def test_no_numbers_for_no_channels_are_refused():
+    metadata = {"mean": "much", "in_chans": "0"}
+    check_refusals([(partial(image_preparation, metadata, FILE), "give mean as much")])
+
+
 def test_channels_that_the_numbers_are_not_meant_for_have_their_mean():
     assert per_channel((0.5, 0.25, 0.75), 3) == (0.5, 0.25, 0.75)
     assert per_channel((0.5, 0.25, 0.75), 1) == (0.5,)
     assert per_channel((0.3,), 3) == (0.3, 0.3, 0.3)
+    assert channels_text((0.3, 0.3, 0.3)) == "0.3"
+    assert channels_text((0.5, 0.25, 0.5)) == "0.5, 0.25, 0.5"
 
 
 def test_names_that_are_no_list_of_texts_are_refused():

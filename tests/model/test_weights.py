@@ -398,6 +398,9 @@ def test_of_no_variant_the_closest_is_named():
         InputError, match=r"not the whole of a model: it has no prediction\.4\.weight of"
     ):
         identify({"stem.convs.0.weight": torch.ones(8, 3, 3, 3)})
+    without = {name: tensor for name, tensor in state.items() if name != "pos_embed"}
+    with pytest.raises(InputError, match="not the whole of a model: it has no pos_embed of"):
+        identify(without)
     state["pos_embed"] = torch.ones(1, 320, 0, 14)
     with pytest.raises(InputError, match="not the whole of a model: it has no pos_embed of"):
         identify(state)

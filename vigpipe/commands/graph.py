@@ -27,8 +27,8 @@ def draw_graph(config: GraphConfig) -> None:
         model = description.build()
     if not isinstance(model, VisionGnn):
         raise InputError(
-            f"--model {description.model}: is no ViG, whose nodes choose their neighbours in every "
-            f"block; choose one of {', '.join(VIG_SHAPES)}"
+            f"--model {description.model}: its nodes do not choose their neighbours, so there is "
+            f"no graph to draw; choose one of {', '.join(VIG_SHAPES)}"
         )
     if config.weights is not None:
         load_weights(model, config.weights)

@@ -17,6 +17,8 @@ VigModel = Literal[
     "pvig_b_224",
     "vig_cifar_ti",
     "pvig_cifar_ti",
+]
+MobileModel = Literal[
     "mobilevig_ti",
     "mobilevig_s",
     "mobilevig_m",
@@ -37,8 +39,9 @@ VigModel = Literal[
     "mobilevigv2_cifar_ti",
     "greedyvig_cifar_ti",
 ]
+ImageModel = Literal[VigModel, MobileModel]
 GnnModel = Literal["gcn", "sage", "gat", "gin", "gcn2"]
-Model = Literal[VigModel, GnnModel]
+Model = Literal[ImageModel, GnnModel]
 JobName = Literal["images", "graph"]  # what a model is for
 Norm = Literal["batch", "layer", "group"]
 GraphNorm = Literal["none", "batch", "layer"]
@@ -89,7 +92,8 @@ Boundary = Literal["full", "bfloat16"]
 Recompute = Literal["never", "except-last", "always"]
 
 AGGREGATORS: tuple[str, ...] = get_args(Aggregator)
-MODELS: tuple[str, ...] = get_args(VigModel)
+MODELS: tuple[str, ...] = get_args(ImageModel)
+MOBILE_MODELS: tuple[str, ...] = get_args(MobileModel)
 GRAPH_MODELS: tuple[str, ...] = get_args(GnnModel)
 NORMS: tuple[str, ...] = get_args(Norm)
 PARTITIONS: tuple[str, ...] = get_args(Partition)

@@ -11,6 +11,7 @@ from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.errors import InputError
 from vigpipe.files.names import escaped
 from vigpipe.files.weights_metadata import (
+    channels_text,
     image_preparation,
     metadata_if_any,
     per_channel,
@@ -125,10 +126,10 @@ def _of_images(metadata: Mapping[str, str], config: TrainConfig, path: Path) -> 
     for name, own in (("mean", defaults.image_mean), ("std", defaults.image_std)):
         theirs, ours = (per_channel(v, channels) for v in (prepared.get(name, own), own))
         if theirs != ours:
-            theirs, ours = (", ".join(f"{x:g}" for x in dict.fromkeys(v)) for v in (theirs, ours))
             raise InputError(
-                f"{path}: its model takes pixels whose {name} is {theirs}, and a run "
-                f"prepares them with {ours} for {metadata['model']}; choose other weights"
+                f"{path}: its model takes pixels whose {name} is {channels_text(theirs)}, and a "
+                f"run prepares them with {channels_text(ours)} for {metadata['model']}; choose "
+                "other weights"
             )
     turned = {}
     if config.exif is None and "class_names" in metadata and "exif" not in metadata:

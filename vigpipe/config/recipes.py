@@ -30,6 +30,7 @@ class ModelDefaults:
     exif: bool = True
     job: choices.JobName = "images"  # what the model is for
     norm: choices.Norm | choices.GraphNorm = "batch"
+    dist_head: bool | None = None
     sampler: choices.Sampler | None = None
     layers: int | None = None
     width: int | None = None
@@ -59,11 +60,11 @@ _PUBLISHED = ModelDefaults(
     image_std=(0.5,),
 )
 # The models without kNN take ImageNet's own mean and deviation, and are trained alike otherwise.
-_MOBILE = replace(_PUBLISHED, image_mean=(0.485, 0.456, 0.406), image_std=(0.229, 0.224, 0.225))
-_MOBILE_MODELS = tuple(
-    name
-    for name in choices.MODELS
-    if name.startswith(("mobilevig", "greedyvig", "adaptvig", "logvig")) and "cifar" not in name
+_MOBILE = replace(
+    _PUBLISHED,
+    image_mean=(0.485, 0.456, 0.406),
+    image_std=(0.229, 0.224, 0.225),
+    dist_head=True,
 )
 _CIFAR = replace(_PUBLISHED, lr=1e-3, warmup_epochs=5, epochs=100, image_size=32, crop_pct=1.0)
 
@@ -102,9 +103,9 @@ MODEL_DEFAULTS: dict[str, ModelDefaults] = {
     "pvig_b_224": replace(_PUBLISHED, crop_pct=0.95),
     "vig_cifar_ti": _CIFAR,
     "pvig_cifar_ti": _CIFAR,
-    **dict.fromkeys(_MOBILE_MODELS, _MOBILE),
-    "mobilevigv2_cifar_ti": _CIFAR,
-    "greedyvig_cifar_ti": _CIFAR,
+    **dict.fromkeys(choices.MOBILE_MODELS, _MOBILE),
+    "mobilevigv2_cifar_ti": replace(_CIFAR, dist_head=True),
+    "greedyvig_cifar_ti": replace(_CIFAR, dist_head=True),
     "gcn": _GRAPH,
     "sage": replace(_GRAPH, aggregator="mean"),
     "gat": replace(_GRAPH, aggregator="v1", heads=8),

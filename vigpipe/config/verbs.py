@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vigpipe.config.choices import Device, Dtype, Features, Model, Partition, VigModel
+from vigpipe.config.choices import Device, Dtype, Features, ImageModel, Model, Partition
 from vigpipe.config.options import TrainConfig
 from vigpipe.schedules import Schedule
 
@@ -36,7 +36,7 @@ class GraphConfig:
     """
 
     image: Path
-    model: VigModel | None = None
+    model: ImageModel | None = None
     weights: Path | None = None
     node: str | None = None
     block: str | None = None
@@ -159,7 +159,7 @@ class InferenceConfig:
     """
 
     weights: Path
-    model: VigModel | None = None
+    model: ImageModel | None = None
     data_dir: Path = Path("data")
     download: bool = False
     seed: int = 0

@@ -28,7 +28,7 @@ from vigpipe.data.stored import ImageId
 from vigpipe.data.tokens import SplitTokens
 from vigpipe.errors import InputError
 from vigpipe.files.names import MOST_NAMED, first_few
-from vigpipe.files.weights_metadata import per_channel
+from vigpipe.files.weights_metadata import channels_text, per_channel
 from vigpipe.job.class_weights import class_weights, digest_of_weights
 from vigpipe.job.feed import Needs
 from vigpipe.job.job import TrialStep
@@ -303,8 +303,8 @@ class ImageJob:
             "num_classes": source.num_classes,
             "in_chans": source.channels,
             "img_size": f"{height}x{width}",
-            "mean": _of_channels(pixels.image_mean, source.channels),
-            "std": _of_channels(pixels.image_std, source.channels),
+            "mean": channels_text(per_channel(pixels.image_mean, source.channels)),
+            "std": channels_text(per_channel(pixels.image_std, source.channels)),
             "crop_pct": config.crop_pct,
             "class_names": json.dumps(source.class_names, ensure_ascii=False),
             **options_in_weights(config),
@@ -335,12 +335,6 @@ def open_images(config: TrainConfig, bad_images: frozenset[ImageId] = frozenset(
         bad_images=bad_images,
     )
     return ImageJob(config, source)
-
-
-def _of_channels(values: tuple[float, ...], num_channels: int) -> str:
-    """Write a number for each channel, or a single one if they are equal."""
-    numbers = per_channel(values, num_channels)
-    return ", ".join(map(str, numbers[:1] if len(set(numbers)) == 1 else numbers))
 
 
 def _augment(config: TrainConfig) -> bool | Augmentation:

@@ -85,8 +85,10 @@ class Normalise:
         at_once = _IN_CACHE_BYTES // math.prod(images.shape[1:]) if is_here else len(images)
         at_once = max(1, at_once)
         for some, result in zip(self._sent(images).split(at_once), out.split(at_once), strict=True):
-            entries = some.int() if self._firsts is None else some + self._firsts
-            torch.index_select(self._table, 0, entries.flatten(), out=result.view(-1))
+            entries = some.flatten().int()
+            if self._firsts is not None:
+                entries = (entries.view(some.shape) + self._firsts).view(-1)
+            torch.index_select(self._table, 0, entries, out=result.view(-1))
 
     def _sent(self, tensor: Tensor) -> Tensor:
         return tensor if self._send is None else self._send(tensor)

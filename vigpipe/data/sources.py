@@ -24,6 +24,7 @@ from vigpipe.data.stored import ImageId, InMemory, Load, Look, Stored, StoredIma
 from vigpipe.data.transforms import hash_64
 from vigpipe.data.validation import hold_out
 from vigpipe.errors import InputError
+from vigpipe.files.weights_metadata import per_channel
 from vigpipe.launch.failures import reading
 from vigpipe.messages import plural
 
@@ -184,7 +185,9 @@ def open_source(
                 f"--validation {validation}: {name} has validation images of its own; leave it out"
             )
         train, held_out = hold_out(train, validation, seed)
-    mean, std = (v if isinstance(v, tuple) else (v,) for v in (mean, std))
+    mean, std = (
+        per_channel(v if isinstance(v, tuple) else (v,), stored.look.channels) for v in (mean, std)
+    )
     preparation = Preparation(size, mean, std, crop_pct, augment, seed)
     unaugmented = replace(preparation, augment=False)
     return Source(

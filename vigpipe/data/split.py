@@ -18,7 +18,6 @@ from vigpipe.data.picture import Picture, size_of, to_array, write_channels
 from vigpipe.data.pixels import Normalise, Pixels
 from vigpipe.data.stored import Look, StoredImages
 from vigpipe.errors import InputError
-from vigpipe.files.weights_metadata import per_channel
 
 # Bytes per split and process: enough for CIFAR-10 as a folder of files, not for ImageNet.
 CACHE_BYTES = 256 * 2**20
@@ -32,7 +31,7 @@ class Preparation:
     """How the pixels of an image are prepared for the model, in the words of `open_source`."""
 
     image_size: tuple[int, int]  # (H, W)
-    mean: tuple[float, ...]  # of all channels, or of each
+    mean: tuple[float, ...]  # of each channel
     std: tuple[float, ...]
     crop_pct: float = 1.0
     augment: bool | Augmentation = False
@@ -65,7 +64,7 @@ class Split:
         self._largest_bytes = math.prod(size) * look.channels  # size of the largest image so far
         augment = preparation.augment
         self._timm = (
-            TimmAugment(augment, size, per_channel(preparation.mean, look.channels), look.flip)
+            TimmAugment(augment, size, preparation.mean, look.flip)
             if isinstance(augment, Augmentation)
             else None
         )
@@ -122,8 +121,7 @@ class Split:
         send: Callable[[Tensor], Tensor] | None = None,
     ) -> Normalise:
         """Return what normalises the result of `decode` for a model, by default on the CPU."""
-        preparation, channels = self._preparation, self._look.channels
-        mean, std = (per_channel(v, channels) for v in (preparation.mean, preparation.std))
+        mean, std = self._preparation.mean, self._preparation.std
         return Normalise(self._look.white, mean, std, dtype, device, send)
 
     def read(

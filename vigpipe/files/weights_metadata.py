@@ -48,16 +48,14 @@ def image_preparation(metadata: Mapping[str, str], where: Path) -> dict[str, Any
     for name, (least, most) in _BOUNDS.items():
         if name not in metadata:
             continue
-        counts, kind = {"1"}, "a number"
+        counts, kind = ["1"], "a number"
         if name != "crop_pct":
-            counts, kind = (
-                {"1", "3", metadata.get("in_chans")},
-                "a number, or one for each channel,",
-            )
+            counts += ["3", metadata.get("in_chans")]
+            kind = "a number, or one for each channel,"
         try:
             values = tuple(map(float, metadata[name].split(",")))
         except ValueError:
-            values = ()
+            values = (float("nan"),)
         # NaN fails too.
         if str(len(values)) not in counts or not all(least <= value <= most for value in values):
             raise InputError(
@@ -66,6 +64,11 @@ def image_preparation(metadata: Mapping[str, str], where: Path) -> dict[str, Any
             )
         facts[name] = values[0] if name == "crop_pct" else values
     return facts
+
+
+def channels_text(numbers: Sequence[float]) -> str:
+    """Write a number for each channel, or a single one if they are equal."""
+    return ", ".join(map(str, numbers if len(set(numbers)) > 1 else numbers[:1]))
 
 
 def per_channel(values: Sequence[float], num_channels: int) -> tuple[float, ...]:

@@ -1,6 +1,6 @@
 """Graph convolutions on fixed links along rows and columns, and on all nodes by attention."""
 
-from functools import partial
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -21,10 +21,10 @@ from vigpipe.ops.axial import Link, axial, axial_limit
 #           between their features (AdaptViG)
 # powers    K - 1, K^2 - 1, ... before and behind it, as many as n has binary digits, less one
 #           (LogViG, arXiv:2510.13740)
-Linked = Literal["every", "four", "near", "soft", "powers"]
+LinkKind = Literal["every", "four", "near", "soft", "powers"]
 
 
-def make_links(kind: Linked, grid: Grid, k: int) -> tuple[Link, ...]:
+def make_links(kind: LinkKind, grid: Grid, k: int) -> tuple[Link, ...]:
     """List the links of a kind in the order of the published code.
 
     A shift past the grid links a node to itself, as the published slices do.
@@ -58,9 +58,9 @@ class AxialConv(nn.Module):
 
     fused = True
 
-    def __init__(self, channels: int, width: int, kind: Linked, k: int, norm: Norm) -> None:
+    def __init__(self, channels: int, width: int, kind: LinkKind, k: int, norm: Norm) -> None:
         super().__init__()
-        self.kind: Linked = kind
+        self.kind: LinkKind = kind
         self.k = k
         self.nn = Layer(2 * channels, width, norm, gelu=True)
         self.temperature = nn.Parameter(torch.ones(())) if kind == "soft" else None
@@ -68,13 +68,15 @@ class AxialConv(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Convolve: (B, H, W, C) -> (B, H, W, width)."""
         links = make_links(self.kind, (x.shape[1], x.shape[2]), self.k)
-        limit = axial_limit(x, fused=self.fused) if self.kind == "near" else None
-        sign = -1 if self.kind in ("every", "powers") else 1
-        gate = limit, self.temperature
-        largest = region("aggregation", partial(axial, fused=self.fused), x, links, sign, *gate)
+        largest = region("aggregation", self._relative, x, links)
         if self.temperature is not None and not any(link.gated for link in links):
             largest = largest + 0 * self.temperature  # DDP waits for a gradient of all parameters
         return self.nn(torch.cat((x, largest), -1))
+
+    def _relative(self, x: Tensor, links: Sequence[Link]) -> Tensor:
+        limit = axial_limit(x, fused=self.fused) if self.kind == "near" else None
+        sign = -1 if self.kind in ("every", "powers") else 1
+        return axial(x, links, sign, limit, self.temperature, fused=self.fused)
 
     def extra_repr(self) -> str:
         return f"{self.kind}, k={self.k}"

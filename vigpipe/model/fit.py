@@ -18,6 +18,7 @@ from vigpipe.files.outputs import check_converted_file
 from vigpipe.model.differences import Differences, is_embedding, with_relative_positions
 from vigpipe.model.identify import SECOND_HEAD, identify, recognised
 from vigpipe.model.image import ImageModel
+from vigpipe.model.mobile import MobileGnn
 from vigpipe.model.position import resized_embedding
 from vigpipe.model.published import to_own_names
 from vigpipe.model.shapes import MOBILE_SHAPES
@@ -96,11 +97,13 @@ def _does_not_fit(
 ) -> InputError:
     """Return the error for a state dict that differs from a model's, even once it is matched."""
     whose, advice = "", "choose the model and the options that the weights were trained with"
+    is_mobile = isinstance(model, MobileGnn)
     if isinstance(model, ImageModel):
         variant = recognised(state)
-        there, wanted = num_classes_in(matched, model), model.num_classes
         whose = f" (it is of {variant.description})" if variant else ""
-        if SECOND_HEAD in matched and model.num_heads == 1 and wanted:
+    if isinstance(model, StagedModel):
+        there, wanted = num_classes_in(matched, model), model.num_classes
+        if is_mobile and SECOND_HEAD in matched and model.num_heads == 1 and wanted:
             advice = (
                 "where the model is right, leave the second head out with vigpipe weights convert "
                 "--no-dist-head"
@@ -110,7 +113,7 @@ def _does_not_fit(
                 "where the model is right, the file is a published one without the layer that its "
                 "code makes anew at every call: make the model with --compat reference"
             )
-        elif SECOND_HEAD in differences.missing:
+        elif is_mobile and SECOND_HEAD in differences.missing:
             advice = (
                 "where the model is right, the file has no second head: make the model with "
                 "--no-dist-head, in Python dist_head=False"

@@ -1,7 +1,7 @@
 """Find out which variant the tensors of a weights file belong to."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,10 +11,8 @@ from torch import Tensor
 from vigpipe.errors import InputError
 from vigpipe.model.differences import Differences, with_relative_positions
 from vigpipe.model.image import ImageModel
-from vigpipe.model.mobile import MobileGnn
 from vigpipe.model.position import Grid
-from vigpipe.model.shapes import MOBILE_SHAPES, SHAPES, VIG_SHAPES
-from vigpipe.model.vig import VisionGnn
+from vigpipe.model.shapes import MOBILE_SHAPES, SHAPES, VIG_SHAPES, make_variant
 
 _STEM, _CLASSIFIER, _POSITIONS = "stem.convs.0.weight", "prediction.4.weight", "pos_embed"
 SECOND_HEAD = "prediction.5.weight"
@@ -32,12 +30,12 @@ class Variant:
     compat: Literal["reference"] | None = None
 
     def build(self) -> ImageModel:
-        sizes = self.num_classes, self.in_chans, self.img_size
+        options: dict[str, Any] = {"compat": self.compat}
         if self.name in MOBILE_SHAPES:
-            options: dict[str, Any] = {"dist_head": self.num_heads == 2, "compat": self.compat}
-            return MobileGnn(MOBILE_SHAPES[self.name], *sizes, **options)
+            options["dist_head"] = self.num_heads == 2
+        sizes = self.num_classes, self.in_chans, self.img_size
         with warnings.catch_warnings(action="ignore"):  # running it warns of few nodes again
-            return VisionGnn(VIG_SHAPES[self.name], *sizes)
+            return make_variant(self.name, *sizes, **options)
 
     def differences(self, state: Mapping[str, Tensor]) -> Differences:
         with torch.device("meta"):
@@ -68,22 +66,38 @@ def identify(state: Mapping[str, Tensor], source: str = "these weights") -> Vari
             f"{source}: not the whole of a model: it has no {' and no '.join(absent)} of four "
             "dimensions; give a file with stem, backbone and classifier"
         )
-    differences: dict[Variant, Differences] = {}
-    for variant in candidates:
-        differences[variant] = variant.differences(state)
-        if differences[variant].count == 0:
-            return variant
-    closest = min(differences, key=lambda variant: differences[variant].count)
+    closest, differences = _closest(candidates, state)
+    if differences.count == 0:
+        return closest
     raise InputError(
         f"{source}: of no variant; closest is {closest.description}, "
-        f"from which it differs: {differences[closest]}; build the model with the options it was "
+        f"from which it differs: {differences}; build the model with the options it was "
         "trained with and load it there"
     )
 
 
 def recognised(state: Mapping[str, Tensor]) -> Variant | None:
     """Return the variant that a state dict belongs to, if its names and shapes are those of one."""
-    return next((v for v in _candidates(state) if v.differences(state).count == 0), None)
+    candidates = _candidates(state)
+    if not candidates:
+        return None
+    try:
+        closest, differences = _closest(candidates, state)
+    except InputError:  # the sizes are those of no model
+        return None
+    return closest if differences.count == 0 else None
+
+
+def _closest(
+    candidates: Sequence[Variant], state: Mapping[str, Tensor]
+) -> tuple[Variant, Differences]:
+    """Return the first variant that fits a state dict, or else the one that differs least."""
+    found: list[tuple[Variant, Differences]] = []
+    for variant in candidates:
+        found.append((variant, variant.differences(state)))
+        if found[-1][1].count == 0:
+            return found[-1]
+    return min(found, key=lambda one: one[1].count)
 
 
 def _candidates(state: Mapping[str, Tensor]) -> list[Variant]:
@@ -91,7 +105,7 @@ def _candidates(state: Mapping[str, Tensor]) -> list[Variant]:
     if not all(_has_four(state, name) for name in _required(state)):
         return []
     stem, classifier, num_heads = state[_STEM], state[_CLASSIFIER], 1 + (SECOND_HEAD in state)
-    grid = state[_POSITIONS].shape[2:] if _POSITIONS in state else None
+    grid = state[_POSITIONS].shape[2:] if _is_vig(state) else None
     found: list[Variant] = []
     for name, shape in (MOBILE_SHAPES if grid is None else VIG_SHAPES).items():
         size = shape.img_size
@@ -111,9 +125,13 @@ def _candidates(state: Mapping[str, Tensor]) -> list[Variant]:
     return sorted(found, key=mismatches)
 
 
+def _is_vig(state: Mapping[str, Tensor]) -> bool:
+    return _POSITIONS in state or any(".graph_conv.gconv." in name for name in state)
+
+
 def _required(state: Mapping[str, Tensor]) -> tuple[str, ...]:
     """Name the tensors that tell the sizes of a model; only a ViG has a table of positions."""
-    return (_STEM, _CLASSIFIER, *([_POSITIONS] if _POSITIONS in state else []))
+    return (_STEM, _CLASSIFIER, *([_POSITIONS] if _is_vig(state) else []))
 
 
 def _has_four(state: Mapping[str, Tensor], name: str) -> bool:

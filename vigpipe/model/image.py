@@ -28,7 +28,8 @@ class ImageModel(StagedModel):
         channels: C of each resolution.
         hidden: channels of the readout's hidden layer.
         global_pool: `avg` averages the nodes; an empty string gives every node its own logits.
-        rates: drop_path_rate and drop_rate.
+        drop_path_rate: drop-path rate of the last block.
+        drop_rate: dropout rate in the readout.
 
     Raises:
         InputError: a size or rate that no model has.
@@ -52,8 +53,10 @@ class ImageModel(StagedModel):
         channels: Sequence[int],
         hidden: int,
         global_pool: Pool,
-        **rates: float,
+        drop_path_rate: float,
+        drop_rate: float,
     ) -> None:
+        rates = {"drop_path_rate": drop_path_rate, "drop_rate": drop_rate}
         check_sizes(num_classes, in_chans, img_size, **rates)
         super().__init__(num_blocks, num_classes)
         self.in_chans, self.img_size, self.strides = in_chans, img_size, strides
@@ -61,13 +64,13 @@ class ImageModel(StagedModel):
         self.num_resolutions = len(channels)
         self.num_features, self.head_hidden_size = channels[-1], hidden
         self.global_pool: Pool = global_pool
-        self.drop_rate = rates["drop_rate"]
+        self.drop_rate = drop_rate
         self.pretrained_cfg: dict[str, Any] = {}
         self.feature_info: list[dict[str, Any]] = []
 
     @property
     def num_heads(self) -> int:
-        return len(self.prediction) - 4 if self.has_readout else 1
+        return len(self.prediction.heads) if self.has_readout else 1
 
     @property
     def pool_size(self) -> Grid:
@@ -78,9 +81,8 @@ class ImageModel(StagedModel):
         return self.prediction(self.merged(x), draws)
 
     def classifier(self) -> tuple[tuple[str, ...], dict[str, int]]:
-        heads = [f"{4 + i}." for i in range(self.num_heads)]
-        tensors = {f"prediction.{head}{name}": 0 for head in heads for name in ("weight", "bias")}
-        return tuple(f"prediction.{head}" for head in heads), tensors
+        heads = tuple(f"prediction.{4 + i}." for i in range(len(self.prediction.heads)))
+        return heads, {head + name: 0 for head in heads for name in ("weight", "bias")}
 
     def run_each(self, x: Any) -> Iterator[tuple[str, Any]]:
         """Run block after block on what `embed` gives; yield the name and the result of each."""
@@ -167,7 +169,7 @@ class ImageModel(StagedModel):
         """Return the last layer, two if there are two heads, or an Identity without a readout."""
         if not self.has_readout:
             return nn.Identity()
-        heads = tuple(self.prediction)[4:]
+        heads = self.prediction.heads
         return heads[0] if len(heads) == 1 else heads
 
     def reset_classifier(self, num_classes: int, global_pool: Pool | None = None) -> None:

@@ -63,8 +63,9 @@ class Layer(nn.Sequential):
         return finished(pointwise.apply_weight(x, weight, bias), residual, sample_scale, self.gelu)
 
     def fuse(self) -> "Layer":
-        fold_in_place(self, scale=self.scale)
-        self.scale = None
+        if isinstance(self[1], BatchNorm):
+            fold_in_place(self, scale=self.scale)
+            self.scale = None
         return self
 
     def extra_repr(self) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vigpipe.config.choices import Norm
 from vigpipe.config.typed import typed
 from vigpipe.errors import InputError
-from vigpipe.model.axial import AttentionConv, AxialConv, Linked
+from vigpipe.model.axial import AttentionConv, AxialConv, LinkKind
 from vigpipe.model.blocks import reduced
 from vigpipe.model.ffn import FFN
 from vigpipe.model.graph import check_finite
@@ -41,7 +41,7 @@ _FIRST_SCALE = 1e-5  # of a residual branch with layer scale
 class Family:
     """What the variants of a family have in common."""
 
-    linked: Linked
+    links: LinkKind
     doubles: bool = False  # the graph convolution gives 2C channels instead of C
     has_position: bool = True  # a Grapher begins with a position encoding
     has_scale: bool = True  # graph blocks have layer scale, as all local blocks do
@@ -68,12 +68,12 @@ class MobileShape:
     blocks: tuple[tuple[int, int], ...]  # local blocks and graph blocks of each resolution
     channels: tuple[int, ...]  # C of each resolution
     hidden: int  # channels of the readout's hidden layer
-    k: tuple[int, ...]  # K of each resolution; see `axial.Linked`
+    k: tuple[int, ...]  # K of each resolution; see `axial.LinkKind`
     stem_strides: tuple[int, ...] = (2, 2)  # of the stem's convolutions, of widths C / 2 and C
     img_size: Grid = (224, 224)  # of the images that the variant is designed for, in pixels
 
     @property
-    def facts(self) -> Family:
+    def traits(self) -> Family:
         return FAMILIES[self.family]
 
     @property
@@ -111,10 +111,14 @@ class LocalBlock(nn.Module):
         self.mid = Depthwise(hidden, norm)
         self.fc2 = Layer(hidden, channels, norm, scale=_FIRST_SCALE)
         self.drop_path = DropPath(drop_path, stream=2 * number)
+        self.detect_anomaly = ""  # name of the block for the error; empty switches the check off
 
     def forward(self, x: Tensor, draws: Draws | None) -> Tensor:
         """Run the block: (B, H, W, C) -> (B, H, W, C)."""
-        return self.fc2(self.mid(self.fc1(x)), x, self.drop_path(x, draws))
+        y = self.fc1(x)
+        if self.detect_anomaly:
+            check_finite(y.flatten(1, 2), self.detect_anomaly)
+        return self.fc2(self.mid(y), x, self.drop_path(x, draws))
 
 
 class PositionEncoding(nn.Module):
@@ -151,16 +155,16 @@ class AxialGrapher(nn.Module):
         number: int,
     ) -> None:
         super().__init__()
-        facts, channels = shape.facts, shape.channels[resolution]
-        width = 2 * channels if facts.doubles else channels
-        self.position = PositionEncoding(channels) if facts.has_position else None
+        traits, channels = shape.traits, shape.channels[resolution]
+        width = 2 * channels if traits.doubles else channels
+        self.position = PositionEncoding(channels) if traits.has_position else None
         self.fc1 = Layer(channels, channels, norm)
         self.graph_conv: nn.Module
-        if facts.attends and resolution == len(shape.channels) - 1:
+        if traits.attends and resolution == len(shape.channels) - 1:
             self.graph_conv = AttentionConv(channels, width, norm)
         else:
-            self.graph_conv = AxialConv(channels, width, facts.linked, shape.k[resolution], norm)
-        self.fc2 = Layer(width, channels, norm, scale=_FIRST_SCALE if facts.has_scale else None)
+            self.graph_conv = AxialConv(channels, width, traits.links, shape.k[resolution], norm)
+        self.fc2 = Layer(width, channels, norm, scale=_FIRST_SCALE if traits.has_scale else None)
         self.drop_path = DropPath(drop_path, stream=2 * number)
         self.detect_anomaly = ""  # name of the block for the error; empty switches the check off
 
@@ -226,7 +230,8 @@ class MobileGnn(ImageModel):
             variant's.
         norm: normalisation: batch, layer or group.
         drop_path_rate: drop-path rate of the last block; the rate rises linearly from 0 in the
-            first.
+            first. In MobileViGv2 it rises over graph blocks alone, as if there were as many of them
+            as of all blocks, so that it stays lower.
         drop_rate: dropout rate in the readout.
         dist_head: have the second head, for the answers of a teacher; see `Readout`.
         compat: `reference` leaves a convolution of LogViG random; see `Merge`.
@@ -257,8 +262,8 @@ class MobileGnn(ImageModel):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        facts, num_blocks = shape.facts, sum(map(sum, shape.blocks))
-        if compat is not None and not facts.has_branch:
+        traits, num_blocks = shape.traits, sum(map(sum, shape.blocks))
+        if compat is not None and not traits.has_branch:
             raise InputError(
                 f"--compat {compat}: {shape.family} has no quirks that change its results; leave "
                 "it out"
@@ -280,7 +285,7 @@ class MobileGnn(ImageModel):
             strides = shape.stem_strides
             self.stem = ConvStem(in_chans, shape.stem_widths, strides, norm, ends_in_gelu=True)
             self.high_res_branch = self.merge = None
-            if facts.has_branch:
+            if traits.has_branch:
                 first, second, *_ = shape.channels
                 widths = second // 2, second
                 self.high_res_branch = ConvStem(first, widths, (2, 1), norm, ends_in_gelu=True)
@@ -289,7 +294,7 @@ class MobileGnn(ImageModel):
             for resolution, block in _make_blocks(shape, norm, drop_path_rate):
                 self.backbone[str(len(self.backbone))] = block
                 self._resolutions.append(resolution)
-            if facts.has_branch:
+            if traits.has_branch:
                 branch, channels = shape.channels[1], shape.channels[-1]
                 self.merge = Merge(branch, channels, norm, compat == "reference")
             self.prediction = Readout(
@@ -316,13 +321,13 @@ class MobileGnn(ImageModel):
 
     @property
     def pool_size(self) -> Grid:
-        return reduced(self.grid, (2,)) if self.shape.facts.has_branch else super().pool_size
+        return reduced(self.grid, (2,)) if self.shape.traits.has_branch else super().pool_size
 
     def boundary_shapes(self, block: int) -> tuple[tuple[int, ...], ...]:
         """Return (H, W, C), and the same of the second branch if there is one."""
         resolution = 0 if block == 0 else self._resolutions[block - 1]
         shape = (*reduced(self.grid, (2,) * resolution), self.shape.channels[resolution])
-        if not self.shape.facts.has_branch:
+        if not self.shape.traits.has_branch:
             return (shape,)
         return shape, (*reduced(self.grid, (2,)), self.shape.channels[1])
 
@@ -351,13 +356,13 @@ class MobileGnn(ImageModel):
 
     def slicing(self, partition_input: bool = False) -> NoReturn:
         raise InputError(
-            f"--strategy subnetworks: divides the channels of a ViG, and a {self.shape.family} is "
-            "none; choose another --strategy or --model"
+            f"--strategy subnetworks: the channels of {self.shape.family} models cannot be "
+            "divided; choose another --strategy, or a ViG"
         )
 
     def set_detect_anomaly(self, enable: bool) -> None:
         for name, module in self.named_modules():
-            if isinstance(module, AxialGrapher):
+            if isinstance(module, LocalBlock | AxialGrapher):
                 module.detect_anomaly = f"block {name.split('.')[1]}" if enable else ""
 
 
@@ -365,18 +370,20 @@ def _make_blocks(
     shape: MobileShape, norm: Norm, drop_path_rate: float
 ) -> Iterator[tuple[int, nn.Module]]:
     """Make the blocks and downsamplings in order; yield the resolution that each gives, and it."""
-    facts, rate, number = shape.facts, 0, 0
+    traits, index, number = shape.traits, 0, 0
     rates = torch.linspace(0, drop_path_rate, sum(map(sum, shape.blocks)), device="cpu").tolist()
     for resolution, (num_local, num_graph) in enumerate(shape.blocks):
         channels = shape.channels[resolution]
         if resolution > 0:
             yield resolution, Downsample(shape.channels[resolution - 1], channels, norm)
         for _ in range(num_local):
-            yield resolution, LocalBlock(channels, norm, rates[rate], number)
-            rate, number = rate + facts.rises_in_local, number + 1
+            yield resolution, LocalBlock(channels, norm, rates[index], number)
+            number += 1
+            if traits.rises_in_local:
+                index += 1
         for _ in range(num_graph):
-            scale = _FIRST_SCALE if facts.has_scale else None
-            grapher = AxialGrapher(shape, resolution, norm, rates[rate], number)
-            ffn = FFN(channels, 4 * channels, norm, rates[rate], 2 * number + 1, scale=scale)
+            scale = _FIRST_SCALE if traits.has_scale else None
+            grapher = AxialGrapher(shape, resolution, norm, rates[index], number)
+            ffn = FFN(channels, 4 * channels, norm, rates[index], 2 * number + 1, scale=scale)
             yield resolution, GraphBlock(grapher, ffn)
-            rate, number = rate + 1, number + 1
+            index, number = index + 1, number + 1

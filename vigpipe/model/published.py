@@ -46,7 +46,6 @@ _AROUND = {
     "head.": "prediction.4.",
     "dist_head.": "prediction.5.",
 }
-_SCALE = "layer_scale_"
 _ATTENTION = tuple(f"mixer.graph_conv.{name}_conv." for name in "qkv")
 
 
@@ -68,16 +67,17 @@ def _from_mobile(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     renamed: dict[str, Tensor] = {}
     for name, tensor in state.items():
         match = found[name]
-        if match is None:
-            renamed[_with_prefix(name, _AROUND)] = tensor
-            continue
-        place, inner = _place(match), match[3]
-        if inner.startswith(_ATTENTION):  # its convolutions are linear layers here
-            tensor = tensor.flatten(1)
-        if inner.startswith(_SCALE):
-            half = f"{int(inner.removeprefix(_SCALE)) - 1}." if place in has_graph else ""
-            inner, tensor = f"{half}fc2.scale", tensor.flatten()
-        renamed[f"backbone.{numbers[place]}.{_with_prefix(inner, _IN_BLOCK)}"] = tensor
+        own = _with_prefix(name, _AROUND)
+        if match is not None:
+            place, inner = _place(match), match[3]
+            if inner.startswith(_ATTENTION):  # its convolutions are linear layers here
+                tensor = tensor.flatten(1)
+            if scale := re.fullmatch(r"layer_scale_([12])", inner):
+                half = f"{int(scale[1]) - 1}." if place in has_graph else ""
+                inner, tensor = f"{half}fc2.scale", tensor.flatten()
+            own = f"backbone.{numbers[place]}.{_with_prefix(inner, _IN_BLOCK)}"
+        # Where two tensors would have a name here, one keeps its own, which no model has.
+        renamed[name if own in renamed else own] = tensor
     return renamed
 
 

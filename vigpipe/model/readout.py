@@ -45,8 +45,13 @@ class Readout(nn.Sequential):
             nn.GELU(),
             KeyedDropout(dropout, stream),
         )
-        self.num_heads = num_heads
+        self._most_heads = num_heads
         self.reset(num_classes, pool)
+
+    @property
+    def heads(self) -> tuple[nn.Module, ...]:
+        """The layers that give logits; an Identity without classes."""
+        return tuple(self)[4:]
 
     def reset(self, num_classes: int, pool: Literal["avg", ""]) -> None:
         """Replace the last layer by a new one with random weights, and set how nodes are pooled."""
@@ -56,7 +61,7 @@ class Readout(nn.Sequential):
         assert isinstance(widen, Pointwise)
         self.pool = pool
         del self[4:]
-        for _ in range(self.num_heads if num_classes else 1):
+        for _ in range(self._most_heads if num_classes else 1):
             head = Pointwise(len(widen.weight), num_classes) if num_classes else nn.Identity()
             self.append(head.to(widen.weight.device, widen.weight.dtype).train(self.training))
 
@@ -66,13 +71,13 @@ class Readout(nn.Sequential):
 
     def forward(self, x: Tensor, draws: Draws | None, pre_logits: bool = False) -> Any:  # pyrefly: ignore[bad-override]
         """Classify nodes, (B, H, W, C); with `pre_logits`, return the hidden layer."""
-        widen, norm, act, dropout, *heads = self
+        widen, norm, act, dropout, *_ = self
         if self.pool:
             x = x.flatten(1, 2).mean(1) if self.tokens is None else self.tokens.mean(x)
         x = dropout(act(norm(widen(x))), draws)
         if pre_logits:
             return x
-        logits = tuple(head(x) for head in heads)
+        logits = tuple(head(x) for head in self.heads)
         if len(logits) == 1:
             return logits[0]
         return logits if self.training else sum(logits) / len(logits)

@@ -18,10 +18,10 @@ from vigpipe.model.mobile import GraphBlock, LocalBlock, MobileGnn
 from vigpipe.model.position import resized_embedding
 from vigpipe.model.published import to_own_names
 from vigpipe.model.readout import Readout
-from vigpipe.model.shapes import MOBILE_SHAPES, SHAPES, VIG_SHAPES
+from vigpipe.model.shapes import SHAPES, VIG_SHAPES, make_variant
 from vigpipe.model.stem import ConvStem, Downsample
 from vigpipe.model.variants import pretrained_cfg
-from vigpipe.model.vig import Block, VisionGnn
+from vigpipe.model.vig import Block
 
 default_cfgs = generate_default_cfgs({name: pretrained_cfg(name) for name in SHAPES})
 
@@ -38,10 +38,12 @@ def checkpoint_filter_fn(state: dict[str, Any], model: ImageModel) -> dict[str, 
     former and drops the latter afterwards.
     """
     state, expected = to_own_names(state), model.state_dict()
-    _, of_classes = model.classifier()
+    of_heads = [f"prediction.{head}.{name}" for head in (4, 5) for name in ("weight", "bias")]
+    if isinstance(model, MobileGnn) and model.num_classes and model.num_heads == 1:
+        of_heads = of_heads[:2]  # a second head that is not wanted is for the user to drop
     for_timm = {
         name: state.pop(name)
-        for name in ("stem.convs.0.weight", *of_classes)
+        for name in ("stem.convs.0.weight", *of_heads)
         if name in state and (name not in expected or state[name].shape != expected[name].shape)
     }
     placeholders = {name: expected[name] for name in for_timm if name in expected}
@@ -49,19 +51,15 @@ def checkpoint_filter_fn(state: dict[str, Any], model: ImageModel) -> dict[str, 
 
 
 def _entry_point(name: str) -> Callable[..., Any]:
-    if name in MOBILE_SHAPES:
-        make, num_levels = partial(MobileGnn, MOBILE_SHAPES[name]), len(MOBILE_SHAPES[name].blocks)
-    else:
-        blocks = VIG_SHAPES[name].blocks
-        make, num_levels = partial(VisionGnn, VIG_SHAPES[name]), len(blocks)
-        num_levels = num_levels if num_levels > 1 else sum(blocks)
+    blocks = SHAPES[name].blocks
+    num_levels = len(blocks) if len(blocks) > 1 else sum(VIG_SHAPES[name].blocks)
     # Four feature levels: the resolutions, or the end of every quarter of the blocks.
     num_taken = min(4, num_levels)
     levels = tuple(num_levels * (i + 1) // num_taken - 1 for i in range(num_taken))
 
     def create(pretrained: bool = False, **kwargs: Any) -> Any:
         return build_model_with_cfg(
-            make,
+            partial(make_variant, name),
             name,
             pretrained,
             pretrained_filter_fn=checkpoint_filter_fn,

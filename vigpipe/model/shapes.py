@@ -1,10 +1,14 @@
-"""The table of variants of the models of images, by name."""
+"""The table of variants of the models of images, and what makes one by its name."""
 
+from collections import ChainMap
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from vigpipe.model.blocks import VigShape
-from vigpipe.model.mobile import MobileShape
+from vigpipe.model.image import ImageModel
+from vigpipe.model.mobile import MobileGnn, MobileShape
+from vigpipe.model.vig import VisionGnn
 
 
 def _pyramid(blocks: tuple[int, ...], channels: tuple[int, ...], **changes: Any) -> VigShape:
@@ -92,4 +96,12 @@ MOBILE_SHAPES = {
     ),
 }
 
-SHAPES: dict[str, VigShape | MobileShape] = {**VIG_SHAPES, **MOBILE_SHAPES}
+# Those of ViG come first.
+SHAPES: Mapping[str, VigShape | MobileShape] = ChainMap[str, Any](MOBILE_SHAPES, VIG_SHAPES)
+
+
+def make_variant(name: str, *sizes: Any, **options: Any) -> ImageModel:
+    """Make a variant's model, with the arguments that its class takes after the shape."""
+    shape = SHAPES[name]
+    make = MobileGnn if isinstance(shape, MobileShape) else VisionGnn
+    return make(shape, *sizes, **options)  # pyrefly: ignore[bad-argument-type]

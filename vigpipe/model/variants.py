@@ -17,11 +17,9 @@ from vigpipe.files.weights_metadata import (
 from vigpipe.model.blocks import reduced
 from vigpipe.model.fit import load_weights
 from vigpipe.model.image import ImageModel
-from vigpipe.model.mobile import MobileGnn
-from vigpipe.model.shapes import MOBILE_SHAPES, SHAPES, VIG_SHAPES
+from vigpipe.model.shapes import MOBILE_SHAPES, SHAPES, VIG_SHAPES, make_variant
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.study import VigStudy
-from vigpipe.model.vig import VisionGnn
 
 
 def pretrained_cfg(name: str) -> dict[str, Any]:
@@ -115,10 +113,11 @@ def create_model(
     }
     sub_network = {"narrow": narrow, "branch_rescale": branch_rescale}
     if name in MOBILE_SHAPES:
-        of_sub_networks = {"narrow": narrow > 1 and narrow, "--branch-rescale": branch_rescale}
+        of_sub_networks = {"narrow": None if narrow == 1 else narrow}
+        of_sub_networks["--branch-rescale"] = branch_rescale or None
         _refuse_options(name, {"--graph": graph, **of_vig, **of_sub_networks})
         heads: dict[str, Any] = {"dist_head": dist_head is not False, "compat": compat}
-        model: StagedModel = MobileGnn(MOBILE_SHAPES[name], **common, **heads, img_size=img_size)
+        model: StagedModel = make_variant(name, **common, **heads, img_size=img_size)
     elif dist_head is not None:
         flag = "--dist-head" if dist_head else "--no-dist-head"
         raise InputError(f"{flag}: {name} has one head; leave it out")
@@ -129,8 +128,8 @@ def create_model(
         size = (32, 32) if img_size is None else img_size
         model = VigStudy(**common, **sub_network, img_size=size, graph=graph or "grid")
     elif name in VIG_SHAPES:
-        model = VisionGnn(
-            VIG_SHAPES[name],
+        model = make_variant(
+            name,
             **common,
             **sub_network,
             img_size=img_size,
@@ -145,6 +144,8 @@ def create_model(
         raise InputError(f"--model {name}: no such model; choose one of {', '.join(MODELS)}")
     if isinstance(model, ImageModel):
         model.pretrained_cfg = pretrained_cfg(name)
+        if dist_head is False:
+            model.pretrained_cfg["classifier"] = "prediction.4"
     model.set_impl(impl)
     if checkpoint_path is not None:
         load_weights(model, Path(checkpoint_path))
@@ -156,7 +157,7 @@ def create_model(
 def _refuse_options(name: str, options: Mapping[str, object]) -> None:
     """Raise InputError for an option that a model does not have, and that is given."""
     for flag, value in options.items():
-        if value:
+        if value is not None and value is not False:
             text = flag if value is True else f"{flag} {value}"
             raise InputError(f"{text}: {name} has no such choice; leave it out")
 

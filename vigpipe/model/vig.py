@@ -161,8 +161,8 @@ class VisionGnn(ImageModel):
                     rescale=rescale,
                 )
                 hidden = divided_width(4 * whole, narrow, f"the FFN of block {i}")
-                number = 2 * spec.number + 1
-                ffn = FFN(spec.channels, hidden, norm, rate, number, rescale)
+                stream = 2 * spec.number + 1
+                ffn = FFN(spec.channels, hidden, norm, rate, stream, rescale)
                 self.backbone[str(i)] = Block(grapher, ffn)
             stream = 2 * sum(shape.blocks)
             self.prediction = Readout(
