@@ -11,6 +11,7 @@ from vigpipe.config.choices import Norm
 from vigpipe.inference.prepack import Product, can_prepack, has_kernels, prepack
 from vigpipe.model.blocks import VigShape
 from vigpipe.model.layer import Layer
+from vigpipe.model.mobile import FAMILIES, MobileGnn, MobileShape
 from vigpipe.model.norm import BatchNorm
 from vigpipe.model.pointwise import Pointwise
 from vigpipe.model.study import VigStudy
@@ -30,6 +31,23 @@ def trained_like(norm: Norm = "batch", aggregator="max", graph="knn"):
     model = VisionGnn(
         PYRAMID, num_classes=5, norm=norm, aggregator=aggregator, graph=graph, stem_stride=2
     )
+    return with_statistics(model)
+
+
+def mobile_like(family, norm: Norm = "batch"):
+    """A model without kNN, of two resolutions, as after a training."""
+    torch.manual_seed(0)
+    shape = MobileShape(
+        family, ((1, 1), (0, 2)), (16, 32), 24, (2, 1), stem_strides=(1, 2), img_size=(16, 16)
+    )
+    model = MobileGnn(shape, num_classes=5, norm=norm)
+    for name, parameter in model.named_parameters():
+        if name.endswith("scale"):
+            torch.nn.init.uniform_(parameter, 0.5, 1)
+    return with_statistics(model)
+
+
+def with_statistics(model):
     for module in model.modules():
         if isinstance(module, BatchNorm):
             torch.nn.init.normal_(module.running_mean, std=0.3)
@@ -59,6 +77,32 @@ def test_logits_are_the_same_up_to_rounding(norm, aggregator):
     assert difference(prepack(model), exact) < max(4 * eager, 1e-5)
 
 
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_without_knn_are_the_same_up_to_rounding(family, norm):
+    model = mobile_like(family, norm)
+    with torch.no_grad():
+        exact = copy.deepcopy(model).double()(images().double())
+    eager = difference(model, exact)
+    assert difference(prepack(model), exact) < max(4 * eager, 1e-5)
+    if norm == "batch":
+        kinds = Layer | BatchNorm | torch.nn.Conv2d | torch.nn.Linear | Pointwise
+        assert not [m for m in model.modules() if isinstance(m, kinds)]
+    assert len(model.prediction.heads) == 1
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_without_knn_in_bfloat16_are_as_exact_as_under_autocast(family):
+    model = mobile_like(family)
+    with torch.no_grad():
+        exact = copy.deepcopy(model).double()(images().double())
+        with torch.autocast("cpu", torch.bfloat16):
+            lowered = difference(model, exact)
+    # A node may be nearer than the limit before rounding alone.
+    assert 1e-4 < difference(prepack(model, torch.bfloat16), exact) < max(2 * lowered, 0.05)
+
+
 @needs_bfloat16
 def test_products_in_bfloat16_are_as_exact_as_under_autocast():
     model = trained_like(graph="grid")  # neighbours would change with a rounding
@@ -80,7 +124,8 @@ def test_every_product_is_prepacked():
 def test_one_pass_computes_a_product_its_bias_and_what_follows(dtype):
     if not has_kernels(dtype):
         pytest.skip("this processor lacks bfloat16")
-    product = Product(Pointwise(8, 16), dtype, gelu=True)
+    pointwise = Pointwise(8, 16)
+    product = Product(pointwise.matrix, pointwise.bias, dtype, gelu=True)
     cpu = [torch.profiler.ProfilerActivity.CPU]
     with torch.no_grad(), torch.profiler.profile(activities=cpu, acc_events=True) as profile:
         product(torch.ones(4, 8))
@@ -116,7 +161,7 @@ def test_a_stage_is_prepacked_too():
 def test_what_cannot_be_prepacked_is_refused():
     for model in (trained_like().double(), VigStudy(img_size=(8, 8))):
         assert not can_prepack(model, torch.float32)
-        with pytest.raises(vigpipe.InputError, match="takes a ViG with float32 weights on a CPU"):
+        with pytest.raises(vigpipe.InputError, match=r"takes a model of images .* on a CPU"):
             prepack(model)
     with pytest.raises(vigpipe.InputError, match=r"\(got VisionGnn, torch.float16\)"):
         prepack(trained_like(), torch.float16)
@@ -124,7 +169,7 @@ def test_what_cannot_be_prepacked_is_refused():
 
 def test_a_prepacked_model_computes_and_refuses_everything_else():
     model = prepack(trained_like())
-    with pytest.raises(vigpipe.InputError, match=r"takes a ViG .* once"):
+    with pytest.raises(vigpipe.InputError, match=r"takes a model of images .* once"):
         prepack(model)
     uses: dict[str, Any] = {"trained": model.train, "moved or converted": model.double}
     uses["saved"] = model.state_dict

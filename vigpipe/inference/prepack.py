@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from vigpipe.config.typed import shown
 from vigpipe.errors import InputError
+from vigpipe.model.image import ImageModel
 from vigpipe.model.layer import Layer
+from vigpipe.model.mobile import Depthwise, Merge, PositionEncoding
 from vigpipe.model.pointwise import Pointwise
 from vigpipe.model.readout import Readout
 from vigpipe.model.staged import StagedModel
 from vigpipe.model.stem import ConvStem, Downsample
-from vigpipe.model.vig import VisionGnn
 from vigpipe.ops.gelu import gelu_
 
 Sides = tuple[int, ...] | str  # torch.nn.Conv2d has both
@@ -34,8 +35,8 @@ def has_kernels(dtype: torch.dtype) -> bool:
 
 
 def can_prepack(model: nn.Module, dtype: torch.dtype) -> bool:
-    """Tell whether `prepack` takes a model: a ViG in float32, on a CPU with a type's kernels."""
-    if not isinstance(model, VisionGnn) or not has_kernels(dtype):
+    """Tell whether `prepack` takes a model: of images, in float32, on a CPU with kernels."""
+    if not isinstance(model, ImageModel) or not has_kernels(dtype):
         return False
     if any(isinstance(module, Prepacked) for module in model.modules()):
         return False
@@ -44,13 +45,15 @@ def can_prepack(model: nn.Module, dtype: torch.dtype) -> bool:
 
 @torch.no_grad()
 def prepack(model: StagedModel, dtype: torch.dtype = torch.float32) -> StagedModel:
-    """Change a ViG on a CPU so that it computes logits faster, and can do nothing else.
+    """Change a model on a CPU so that it computes logits faster, and can do nothing else.
 
     The weights lie in a form that only oneDNN knows, so the model refuses to be trained, saved and
-    moved afterwards. Layers with another norm than BatchNorm stay as they are.
+    moved afterwards. Layers with another norm than BatchNorm stay as they are. Two heads become
+    one, and position encodings take the features that they are added to along.
 
     Args:
-        model: a ViG with float32 weights, or a stage of one; it is changed.
+        model: a model of images with float32 weights, but vig_study, or a stage of one; it is
+            changed.
         dtype: type that products are computed in, float32 or bfloat16. What has another type under
             autocast has it here.
 
@@ -59,15 +62,16 @@ def prepack(model: StagedModel, dtype: torch.dtype = torch.float32) -> StagedMod
         which is that of bfloat16 where products are computed in it.
 
     Raises:
-        InputError: this is no ViG in float32 on a CPU, it is prepacked already, or there are no
-            kernels for the type.
+        InputError: this is no such model on a CPU, it is prepacked already, or there are no kernels
+            for the type.
     """
     if not isinstance(dtype, torch.dtype) or not can_prepack(model, dtype):
         dtype_name = dtype if isinstance(dtype, torch.dtype) else shown(dtype)
         raise InputError(
-            f"prepack: takes a ViG with float32 weights on a CPU that torch {torch.__version__} "
-            f"has kernels of oneDNN for, once, and float32 or bfloat16 as type of the products "
-            f"(got {type(model).__name__}, {dtype_name}); use the model as it is"
+            f"prepack: takes a model of images (but vig_study) with float32 weights on a CPU that "
+            f"torch {torch.__version__} has kernels of oneDNN for, once, and float32 or bfloat16 "
+            f"as type of the products (got {type(model).__name__}, {dtype_name}); use the model "
+            "as it is"
         )
     for module in list(model.eval().modules()):
         for name, child in module.named_children():
@@ -89,13 +93,26 @@ def _prepacked(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     if isinstance(module, ConvStem):
         convs = module.fuse().convs
         return Stem(convs, dtype) if isinstance(convs[1], nn.Identity) else module
+    if isinstance(module, Depthwise):
+        conv, norm = module.fuse()
+        if not isinstance(norm, nn.Identity):
+            return module
+        assert isinstance(conv, nn.Conv2d)
+        return OnNodes(_convolution(conv, dtype, gelu=True))
+    if isinstance(module, PositionEncoding):
+        return OnNodes(_convolution(module.fuse().conv, dtype))
+    if isinstance(module, nn.Linear):
+        return Product(module.weight, module.bias, dtype)
+    if isinstance(module, Merge) and module.adjust is not None:
+        module.adjust = _product(module.adjust, dtype)  # pyrefly: ignore[bad-assignment]
     if isinstance(module, Downsample):  # the model looks for one, so what is in it is replaced
         conv = module.fuse().conv[0]
         assert isinstance(conv, nn.Conv2d)  # a model is prepacked once
         module.conv[0] = _convolution(conv, dtype)
     if isinstance(module, Readout):
         module.fuse()
-        for i in (0, *range(4, len(module))):
+        module.merge_heads()
+        for i in (0, 4):
             if isinstance(module[i], Pointwise):
                 module[i] = _product(module[i], dtype)
     return module
@@ -103,7 +120,9 @@ def _prepacked(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 def _product(pointwise: nn.Module, dtype: torch.dtype, gelu: bool = False) -> nn.Module:
     assert isinstance(pointwise, Pointwise)
-    return (Product if pointwise.groups == 1 else GroupedProduct)(pointwise, dtype, gelu)
+    if pointwise.groups == 1:
+        return Product(pointwise.matrix, pointwise.bias, dtype, gelu)
+    return GroupedProduct(pointwise, dtype, gelu)
 
 
 def _convolution(conv: nn.Conv2d, dtype: torch.dtype, gelu: bool = False) -> "Convolution":
@@ -155,11 +174,13 @@ def _refused(what: str) -> InputError:
 class Product(Prepacked):
     """A `Layer` in evaluation mode, with its norm folded: a product, then GELU and a residual."""
 
-    def __init__(self, pointwise: Pointwise, dtype: torch.dtype, gelu: bool) -> None:
+    def __init__(
+        self, matrix: Tensor, bias: Tensor | None, dtype: torch.dtype, gelu: bool = False
+    ) -> None:
         super().__init__(dtype, gelu)
-        matrix = pointwise.matrix.to(dtype).contiguous()
+        matrix = matrix.detach().to(dtype).contiguous()
         self.weight = torch.ops.mkldnn._reorder_linear_weight(matrix)
-        self.bias = pointwise.bias.detach().to(dtype)
+        self.bias = None if bias is None else bias.detach().to(dtype)
 
     def forward(
         self, x: Tensor, residual: Tensor | None = None, sample_scale: Tensor | None = None
@@ -208,12 +229,29 @@ class GroupedProduct(Convolution):
         return super().forward(rows.movedim(-1, 1)).movedim(1, -1).reshape(*x.shape[:-1], -1)
 
 
+class OnNodes(nn.Module):
+    """A convolution of nodes, (B, H, W, C)."""
+
+    def __init__(self, conv: Convolution) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve: (B, H, W, C) -> (B, H, W, C)."""
+        return self.conv(x.movedim(-1, 1)).movedim(1, -1).contiguous()
+
+
 class Stem(nn.Sequential):
     """A `ConvStem` in evaluation mode, from its convolutions with the norms folded into them."""
 
     def __init__(self, convs: nn.Sequential, dtype: torch.dtype) -> None:
-        found = [conv for conv in convs if isinstance(conv, nn.Conv2d)]
-        super().__init__(*(_convolution(conv, dtype, conv is not found[-1]) for conv in found))
+        places = [i for i, conv in enumerate(convs) if isinstance(conv, nn.Conv2d)]
+        packed: list[nn.Module] = []
+        for i in places:
+            conv = convs[i]
+            assert isinstance(conv, nn.Conv2d)
+            packed.append(_convolution(conv, dtype, gelu=i + 2 < len(convs)))
+        super().__init__(*packed)
 
     def forward(self, images: Tensor) -> Tensor:  # pyrefly: ignore[bad-override-param-name]
         """Turn images into nodes: (B, C_in, H, W) -> (B, H', W', C)."""

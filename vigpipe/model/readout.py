@@ -2,6 +2,7 @@
 
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
 from vigpipe.config.choices import Norm
@@ -64,6 +65,16 @@ class Readout(nn.Sequential):
         for _ in range(self._most_heads if num_classes else 1):
             head = Pointwise(len(widen.weight), num_classes) if num_classes else nn.Identity()
             self.append(head.to(widen.weight.device, widen.weight.dtype).train(self.training))
+
+    @torch.no_grad()
+    def merge_heads(self) -> None:
+        """Replace several heads by one that gives the mean of their logits."""
+        heads = [head for head in self.heads if isinstance(head, Pointwise)]
+        if len(heads) > 1:
+            first = heads[0]
+            first.weight.copy_(torch.stack([head.weight for head in heads]).mean(0))
+            first.bias.copy_(torch.stack([head.bias for head in heads]).mean(0))
+            del self[5:]
 
     def fuse(self) -> "Readout":
         fold_in_place(self)
