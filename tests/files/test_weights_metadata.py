@@ -28,7 +28,7 @@ def test_what_is_there_is_returned_and_what_is_not_is_left_out():
 
 def test_numbers_that_cannot_be_meant_are_refused():
     values = {
-        "mean": ("much", "inf", "", "0.5,", "0.5, 0.5", "0, 0, 0, 0"),
+        "mean": ("much", "inf", "", "1_0", "\u0660.\u0665", "0.5,", "0.5, 0.5", "0, 0, 0, 0"),
         "std": ("0", "-1", "nan", "1, 1, 0"),
         "crop_pct": ("0", "1.5", "1e-300", "\x1b[2J", "1, 1, 1"),
     }

@@ -5,11 +5,13 @@ from typing import Any
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 from timm.utils.model import reparameterize_model
 
 from tests.mobile_reference import PublishedModel
 from tests.reference import assert_same_outcome, randomize
 from vigpipe.errors import InputError
+from vigpipe.files.weights_metadata import read_metadata
 from vigpipe.inference.load import load
 from vigpipe.model.fit import convert, load_weights, match_state
 from vigpipe.model.identify import identify
@@ -184,10 +186,36 @@ def test_the_second_head_is_dropped_by_conversion(tmp_path):
     images = torch.rand(1, 3, 32, 32)
     hidden = theirs.eval().prediction(theirs.features(images))
     torch.testing.assert_close(model(images), theirs.head(hidden)[..., 0, 0], rtol=1e-4, atol=1e-4)
+    new = create_model("mobilevigv2_ti", num_classes=3, dist_head=False)
+    state = to_own_names(theirs.state_dict())
+    fitting = match_state(state, new, "w.pth", new_classifier=True)
+    assert fitting.keys() == new.state_dict().keys()
     with pytest.raises(InputError, match="the file has no second head"):
         create_model("mobilevigv2_ti", num_classes=10, checkpoint_path=target)
     with pytest.raises(InputError, match=r"^--no-dist-head: .* for 10 classes and has one head"):
         convert(target, tmp_path / "again.safetensors", dist_head=False)
+
+
+def test_conversion_keeps_what_a_run_has_said(tmp_path):
+    state = create_model("greedyvig_cifar_ti", num_classes=2).state_dict()
+    said = {"img_size": "48x40", "mean": "0.25", "crop_pct": "0.8", "class_names": '["a", "b"]'}
+    save_file(state, tmp_path / "run.safetensors", {"model": "greedyvig_cifar_ti", **said})
+    convert(tmp_path / "run.safetensors", tmp_path / "one.safetensors", dist_head=False)
+    found = read_metadata(tmp_path / "one.safetensors")
+    assert found.items() >= {**said, "dist_head": "False", "num_classes": "2"}.items()
+
+
+def test_damaged_published_files_are_refused_in_a_sentence():
+    state = published("adaptvig_s", 10).state_dict()
+    block = "backbone.3.4.mixer.graph_conv.q_conv.weight"
+    for name, tensor in (
+        (block, torch.ones(4)),
+        (block, torch.ones(64, 256, 3, 3)),
+        (f"backbone.0.{'9' * 5000}.layer_scale_1", torch.ones(4)),
+        ("backbone.0.01.layer_scale_2", torch.ones(4)),
+    ):
+        with pytest.raises(InputError, match="of no variant; closest is adaptvig_s for 10 classes"):
+            identify(to_own_names({**state, name: tensor}))
 
 
 @pytest.mark.parametrize("name", ["fc1.0.weight", "layer_scale_1", "layer_scale_gamma"])
@@ -258,6 +286,10 @@ def test_evaluation_averages_the_heads_and_training_returns_both():
     hidden = model.eval().forward_head(model.forward_features(images), pre_logits=True)
     first, second = (head(hidden) for head in model.get_classifier())  # pyrefly: ignore
     torch.testing.assert_close(model(images), (first + second) / 2)
+    model.freeze(["readout"])  # which then evaluates
+    pair = model.train()(images)
+    assert isinstance(pair, tuple)
+    assert len(pair) == 2
     one, _ = small("mobilevigv2", (2, 2), dist_head=False)
     assert one(images).shape == (2, 5)
     assert "prediction.5.weight" not in one.state_dict()

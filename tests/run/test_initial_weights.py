@@ -177,7 +177,7 @@ def test_what_a_file_cannot_say_is_refused():
     check_refusals(claims, lambda claim: run(weights=saved(of, claim)))
     images = run("a-images.npz", image_size=8)
     claims = [
-        ({"mean": "0.25"}, "pixels whose mean is 0.25, and a run prepares them with 0 for vig_d"),
+        ({"mean": "0.25"}, "pixels whose mean is 0.25, and a run prepares them with 0.0 for vig_d"),
         ({"std": "2"}, "pixels whose std is 2"),
         ({"img_size": "0x0"}, "give img_size as 0x0, expected HEIGHTxWIDTH"),
         ({"crop_pct": "7"}, "give crop_pct as 7"),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from vigpipe.config.check_job import check_job
+from vigpipe.config.choices import MOBILE_MODELS
 from vigpipe.config.options import OPTIONS, TrainConfig, as_given, check_numbers, parse_image_size
 from vigpipe.config.recipes import MODEL_DEFAULTS
 from vigpipe.errors import InputError
@@ -20,6 +21,7 @@ from vigpipe.files.weights_metadata import (
 
 IN_WEIGHTS = tuple(name for name, facts in OPTIONS.items() if facts.in_weights)
 Options = TypeVar("Options", bound=TrainConfig)
+_OF_VIG = ("graph", "aggregator", "stem_stride")  # what models without kNN do not have
 _TRUTH = {"True": True, "False": False}
 
 
@@ -38,7 +40,9 @@ def follow_weights(config: Options) -> Options:
     if config.model not in (type(config)().model, model):
         raise InputError(f"--model {config.model}: {path} holds a {model}; leave --model out")
     is_of_run, defaults = "class_names" in metadata, MODEL_DEFAULTS[model]
-    for name in IN_WEIGHTS:
+    # A new last layer may have other heads.
+    kept = [n for n in IN_WEIGHTS if not (config.new_classifier and n == "dist_head")]
+    for name in kept:
         value, was = getattr(config, name), said.get(name)
         # A run leaves out what its model decides, and published files do not say how they began.
         is_own = is_of_run and was is None and getattr(defaults, name, None) is None
@@ -74,6 +78,9 @@ def said_options(metadata: Mapping[str, str], where: Path) -> dict[str, Any]:
         for name in IN_WEIGHTS
         if metadata.get(name) and OPTIONS[name].job in (None, job)
     }
+    for name in _OF_VIG if model in MOBILE_MODELS else ():
+        if name in said:
+            raise unusable(where, name, metadata[name], f"none, as {model} has no such choice")
     try:
         config = TrainConfig(model=model, **said)
         check_numbers(config)

@@ -52,10 +52,7 @@ def image_preparation(metadata: Mapping[str, str], where: Path) -> dict[str, Any
         if name != "crop_pct":
             counts += ["3", metadata.get("in_chans")]
             kind = "a number, or one for each channel,"
-        try:
-            values = tuple(map(float, metadata[name].split(",")))
-        except ValueError:
-            values = (float("nan"),)
+        values = tuple(map(_number, metadata[name].split(",")))
         # NaN fails too.
         if str(len(values)) not in counts or not all(least <= value <= most for value in values):
             raise InputError(
@@ -64,6 +61,14 @@ def image_preparation(metadata: Mapping[str, str], where: Path) -> dict[str, Any
             )
         facts[name] = values[0] if name == "crop_pct" else values
     return facts
+
+
+def _number(text: str) -> float:
+    """Parse a number in ASCII without underscores; NaN if it is none."""
+    try:
+        return float(text) if text.isascii() and "_" not in text else float("nan")
+    except ValueError:
+        return float("nan")
 
 
 def channels_text(numbers: Sequence[float]) -> str:

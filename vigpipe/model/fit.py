@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from vigpipe.errors import InputError
 from vigpipe.files.atomic import replacing
 from vigpipe.files.outputs import check_converted_file
+from vigpipe.files.weights_metadata import metadata_if_any
 from vigpipe.model.differences import Differences, is_embedding, with_relative_positions
 from vigpipe.model.identify import SECOND_HEAD, identify, recognised
 from vigpipe.model.image import ImageModel
@@ -33,6 +34,7 @@ def match_state(
     *,
     new_classifier: bool = False,
     is_finite: bool = False,
+    whole: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Turn a state dict into one that a model loads strictly, or report everything that differs.
 
@@ -48,13 +50,16 @@ def match_state(
     - with `new_classifier`, the model keeps its own last layer, whatever the number of classes.
 
     A tensor with NaN or infinity, in the model's dtype, is refused: all that is computed with it
-    would be. With `is_finite`, no tensor is read to look for them.
+    would be. With `is_finite`, no tensor is read to look for them. `whole` is what the file has, if
+    that is more or other than the state dict, to tell of which variant it is.
     """
     model_state = model.state_dict()
     matched = with_relative_positions(state, model_state, model)
     if new_classifier:
         assert isinstance(model, StagedModel)
         lasts, _ = model.classifier()
+        if isinstance(model, MobileGnn):
+            lasts += (SECOND_HEAD.removesuffix("weight"),)  # which the model may be without
         matched = {name: tensor for name, tensor in matched.items() if not name.startswith(lasts)}
         matched |= {name: model_state[name] for name in model_state if name.startswith(lasts)}
     embedding, target = matched.get("pos_embed"), model_state.get("pos_embed")
@@ -63,7 +68,7 @@ def match_state(
         matched["pos_embed"] = resized_embedding(embedding.to(target.dtype), size)
     differences = Differences.between(matched, model_state)
     if differences.count:
-        raise _does_not_fit(state, matched, model, differences, source)
+        raise _does_not_fit(whole or state, matched, model, differences, source)
     fitting = {
         name: matched[name].to(target.dtype) if target.is_floating_point() else matched[name]
         for name, target in model_state.items()
@@ -190,13 +195,11 @@ def convert(
         name: tensor.contiguous() for name, tensor in match_state(state, model, str(source)).items()
     }
     height, width = variant.img_size
-    metadata = {
-        "format": "pt",
-        "model": variant.name,
-        "num_classes": str(variant.num_classes),
-        "in_chans": str(variant.in_chans),
-        "img_size": f"{height}x{width}",
-    }
+    # What a run has said of its model and images is kept.
+    said = metadata_if_any(source)
+    metadata = {"img_size": f"{height}x{width}", **said, "format": "pt", "model": variant.name}
+    metadata["num_classes"] = str(variant.num_classes)
+    metadata["in_chans"] = str(variant.in_chans)
     if variant.name in MOBILE_SHAPES and variant.num_heads == 1:
         metadata["dist_head"] = "False"
     if variant.compat is not None:

@@ -57,7 +57,8 @@ def _from_mobile(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     has_two_lists = any(name.startswith("local_backbone.") for name in state)
     depth = 1 if has_two_lists else 2  # of the numbers after `backbone.`
-    block = re.compile(rf"(local_backbone|backbone)((?:\.\d+){{{depth}}})\.(.*)")
+    number = r"\.(?:0|[1-9]\d{0,3})"
+    block = re.compile(rf"(local_backbone|backbone)((?:{number}){{{depth}}})\.(.*)")
     found = {name: block.fullmatch(name) for name in state}
     places = {_place(match) for match in found.values() if match}
     numbers = {place: i for i, place in enumerate(sorted(places))}
@@ -70,8 +71,8 @@ def _from_mobile(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         own = _with_prefix(name, _AROUND)
         if match is not None:
             place, inner = _place(match), match[3]
-            if inner.startswith(_ATTENTION):  # its convolutions are linear layers here
-                tensor = tensor.flatten(1)
+            if inner.startswith(_ATTENTION) and tensor.shape[2:] == (1, 1):
+                tensor = tensor.flatten(1)  # its convolutions are linear layers here
             if scale := re.fullmatch(r"layer_scale_([12])", inner):
                 half = f"{int(scale[1]) - 1}." if place in has_graph else ""
                 inner, tensor = f"{half}fc2.scale", tensor.flatten()

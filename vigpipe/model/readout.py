@@ -91,4 +91,6 @@ class Readout(nn.Sequential):
         logits = tuple(head(x) for head in self.heads)
         if len(logits) == 1:
             return logits[0]
-        return logits if self.training else sum(logits) / len(logits)
+        # A frozen readout evaluates in training too, where there are draws.
+        is_training = self.training or draws is not None
+        return logits if is_training else sum(logits) / len(logits)

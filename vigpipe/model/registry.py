@@ -37,7 +37,8 @@ def checkpoint_filter_fn(state: dict[str, Any], model: ImageModel) -> dict[str, 
     First and last layers of other channels or classes are returned unchanged: timm adapts the
     former and drops the latter afterwards.
     """
-    state, expected = to_own_names(state), model.state_dict()
+    whole, expected = to_own_names(state), model.state_dict()
+    state = dict(whole)
     of_heads = [f"prediction.{head}.{name}" for head in (4, 5) for name in ("weight", "bias")]
     if isinstance(model, MobileGnn) and model.num_classes and model.num_heads == 1:
         of_heads = of_heads[:2]  # a second head that is not wanted is for the user to drop
@@ -47,7 +48,7 @@ def checkpoint_filter_fn(state: dict[str, Any], model: ImageModel) -> dict[str, 
         if name in state and (name not in expected or state[name].shape != expected[name].shape)
     }
     placeholders = {name: expected[name] for name in for_timm if name in expected}
-    return match_state(state | placeholders, model, "checkpoint") | for_timm
+    return match_state(state | placeholders, model, "checkpoint", whole=whole) | for_timm
 
 
 def _entry_point(name: str) -> Callable[..., Any]:
