@@ -63,6 +63,10 @@ class VigShape:
     def stem_strides(self) -> tuple[int, ...]:
         return stem_strides(len(self.stem), self.stem_stride)
 
+    @property
+    def halvings(self) -> int:
+        return len(self.blocks) - 1
+
     def divided(self, num: int) -> "VigShape":
         """Return the sizes of a sub-network that has 1/num of the channels between blocks."""
         for divisor in self.stem:

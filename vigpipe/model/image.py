@@ -40,6 +40,7 @@ class ImageModel(StagedModel):
     readout_names = ("prediction",)
     pooled_into = "prediction.0"
     output_fmt = "NHWC"
+    shape: Any  # the sizes of the variant, of a type of the subclass
     prediction: Readout
     backbone: nn.ModuleDict
 
@@ -61,7 +62,6 @@ class ImageModel(StagedModel):
         super().__init__(num_blocks, num_classes)
         self.in_chans, self.img_size, self.strides = in_chans, img_size, strides
         self.grid = reduced(img_size, strides)
-        self.num_resolutions = len(channels)
         self.num_features, self.head_hidden_size = channels[-1], hidden
         self.global_pool: Pool = global_pool
         self.drop_rate = drop_rate
@@ -75,7 +75,7 @@ class ImageModel(StagedModel):
     @property
     def pool_size(self) -> Grid:
         """The grid of nodes that the readout averages."""
-        return reduced(self.grid, (2,) * (self.num_resolutions - 1))
+        return reduced(self.grid, (2,) * self.shape.halvings)
 
     def read_out(self, x: Any, draws: Draws | None) -> Any:
         return self.prediction(self.merged(x), draws)
@@ -131,15 +131,16 @@ class ImageModel(StagedModel):
             raise ValueError(f"output_fmt is 'NCHW' or 'NHWC' (got {output_fmt!r})")
         _, blocks = self._levels(indices)
         maps: list[Tensor] = []
-        x = self.embed(x)
+        x = nodes = self.embed(x)
         for name, features in self.run_each(x):
-            x = features
-            nodes = x[0] if isinstance(x, tuple) else x
+            x, nodes = features, features[0] if isinstance(features, tuple) else features
             if int(name) in blocks:
                 maps.append(nodes.movedim(-1, 1) if output_fmt == "NCHW" else nodes)
             if stop_early and int(name) == max(blocks):
                 break
-        return maps if intermediates_only else (self.merged(x), maps)
+        else:  # what comes after the last block
+            nodes = None if intermediates_only else self.merged(x)
+        return maps if intermediates_only else (nodes, maps)
 
     def _levels(self, indices: int | Sequence[int] | None) -> tuple[list[int], list[int]]:
         """Return the indices of some levels, as positive numbers, and of their last blocks."""

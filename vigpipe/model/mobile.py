@@ -8,7 +8,7 @@ then graph blocks, a Grapher and an FFN. LogViG has a second branch of high reso
 blocks. `model.published` has the names of the parameters in the authors' files.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
@@ -79,6 +79,10 @@ class MobileShape:
     @property
     def stem_widths(self) -> tuple[int, ...]:
         return self.channels[0] // 2, self.channels[0]
+
+    @property
+    def halvings(self) -> int:
+        return 1 if self.traits.has_branch else len(self.blocks) - 1
 
 
 class Depthwise(nn.Sequential):
@@ -203,17 +207,17 @@ class Merge(nn.Module):
         self.conv = Layer(channels, channels, norm, gelu=True)
 
     def forward(self, x: Tensor, branch: Tensor) -> Tensor:
-        """Merge (B, H, W, C) and the branch, (B, H', W', C'), in float32: (B, H', W', C)."""
-        x, branch = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (x, branch))
-        size = branch.shape[1:3]
+        """Merge (B, H, W, C) and the branch, (B, H', W', C'): (B, H', W', C), added in float32."""
+        wide, size = torch.promote_types(x.dtype, torch.float32), branch.shape[1:3]
+        nodes = x.to(wide)
         if x.shape[1:3] != size:
-            x = F.interpolate(x.movedim(-1, 1), size=size, mode="bilinear").movedim(1, -1)
+            nodes = F.interpolate(nodes.movedim(-1, 1), size=size, mode="bilinear").movedim(1, -1)
         if self.adjust is None:
             random = self.random.to(branch)
             branch = F.linear(branch, random[:, :-1], random[:, -1])
         else:
             branch = self.adjust(branch)
-        return self.conv(x + branch)
+        return self.conv((nodes + branch.to(wide)).to(x.dtype))
 
 
 class MobileGnn(ImageModel):
@@ -319,10 +323,6 @@ class MobileGnn(ImageModel):
         if dtype is not None:
             self.to(dtype)
 
-    @property
-    def pool_size(self) -> Grid:
-        return reduced(self.grid, (2,)) if self.shape.traits.has_branch else super().pool_size
-
     def boundary_shapes(self, block: int) -> tuple[tuple[int, ...], ...]:
         """Return (H, W, C), and the same of the second branch if there is one."""
         resolution = 0 if block == 0 else self._resolutions[block - 1]
@@ -353,6 +353,14 @@ class MobileGnn(ImageModel):
 
     def merged(self, x: Any) -> Tensor:
         return x if self.merge is None else self.merge(*x)
+
+    def prune_intermediate_layers(
+        self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        taken = super().prune_intermediate_layers(indices, prune_norm, prune_head)
+        if not self.has_readout:  # nothing is left that the second branch could be merged with
+            self.high_res_branch = self.merge = None
+        return taken
 
     def slicing(self, partition_input: bool = False) -> NoReturn:
         raise InputError(

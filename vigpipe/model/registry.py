@@ -14,7 +14,7 @@ from timm.models import (
 
 from vigpipe.model.fit import match_state
 from vigpipe.model.image import ImageModel
-from vigpipe.model.mobile import GraphBlock, LocalBlock, MobileGnn
+from vigpipe.model.mobile import GraphBlock, LocalBlock, Merge, MobileGnn
 from vigpipe.model.position import resized_embedding
 from vigpipe.model.published import to_own_names
 from vigpipe.model.readout import Readout
@@ -26,7 +26,7 @@ from vigpipe.model.vig import Block
 default_cfgs = generate_default_cfgs({name: pretrained_cfg(name) for name in SHAPES})
 
 # torch.fx must not trace into these, because what they do depends on sizes.
-for _module in (ConvStem, Block, LocalBlock, GraphBlock, Downsample, Readout):
+for _module in (ConvStem, Block, LocalBlock, GraphBlock, Downsample, Merge, Readout):
     register_notrace_module(_module)
 register_notrace_function(resized_embedding)
 

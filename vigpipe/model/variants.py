@@ -27,7 +27,7 @@ def pretrained_cfg(name: str) -> dict[str, Any]:
     shape, defaults = SHAPES[name], MODEL_DEFAULTS[name]
     channels = 1 if name == "vig_digits" else 3
     heads = ("prediction.4", "prediction.5") if name in MOBILE_SHAPES else "prediction.4"
-    strides = (*shape.stem_strides, *(2,) * (len(shape.blocks) - 1))
+    strides = (*shape.stem_strides, *(2,) * shape.halvings)
     return {
         "num_classes": 1000 if shape.img_size == (224, 224) else 10,
         "input_size": (channels, *shape.img_size),
