@@ -37,11 +37,15 @@ namespace third {
 namespace fourth {
 #include "norm.cpp"
 }
+namespace fifth {
+#include "axial.cpp"
+}
 
 using namespace first;
 using namespace second;
 using namespace third;
 using namespace fourth;
+using namespace fifth;
 
 namespace {
 
@@ -285,11 +289,44 @@ void call_edges(int threads) {
                                          nullptr, n, H, c, threads);
 }
 
+template <typename S, typename Forward, typename Backward, typename Far>
+void call_axial_in(const std::vector<S>& x, const std::vector<S>& grad, int64_t B, int64_t H,
+                   int64_t W, int64_t C, Forward forward, Backward backward, Far far, int threads) {
+    using T = Number<S>;
+    std::vector<fifth::Link> links(between(0, 6));
+    int64_t gated = 0;
+    for (auto& link : links) {
+        const int64_t axis = between(0, 1), side = axis ? W : H;
+        link = {axis, between(1 - side, side - 1), between(0, 1) ? ++gated : 0};
+    }
+    const bool soft = between(0, 1);
+    const auto limit = numbers<T>(B), temperature = numbers<T>(1);
+    const int64_t N = H * W, L = links.size(), bands = (C + 63) / 64;
+    std::vector<S> out(B * N * C);
+    std::vector<T> distances(B * gated * N), dx(B * N * C), slopes(B * bands * gated * N), of_far(B * N);
+    const T* gate[] = {soft ? nullptr : limit.data(), soft ? temperature.data() : nullptr};
+    double d_scale = 0;
+    forward(x.data(), links.data(), gate[0], gate[1], out.data(), distances.data(), B, H, W, C, L,
+            gated, between(0, 1) ? 1 : -1, threads);
+    backward(grad.data(), x.data(), links.data(), gate[0], gate[1], distances.data(), dx.data(),
+             soft ? slopes.data() : nullptr, &d_scale, B, H, W, C, L, gated, 1, threads);
+    far(x.data(), of_far.data(), B, H, W, C, threads);
+}
+
+void call_axial(int threads) {
+    const int64_t B = between(1, 3), H = between(1, 6), W = between(1, 6), C = between(1, 150);
+    const int64_t num = B * H * W * C;
+    call_axial_in(numbers<float>(num), numbers<float>(num), B, H, W, C, vigpipe_axial_float32,
+                  vigpipe_axial_backward_float32, vigpipe_axial_far_float32, threads);
+    call_axial_in(halves(num), halves(num), B, H, W, C, vigpipe_axial_bfloat16,
+                  vigpipe_axial_backward_bfloat16, vigpipe_axial_far_bfloat16, threads);
+}
+
 }  // namespace
 
 int main() {
     int calls = 0;
-    for (int i = 0; i < 150; ++i, calls += 8) {
+    for (int i = 0; i < 150; ++i, calls += 9) {
         const int threads = 1 + i % 3;
         call_neighbours(threads);
         call_norm(threads);
@@ -299,6 +336,7 @@ int main() {
         call_lanes(threads);
         call_masks(threads);
         call_edges(threads);
+        call_axial(threads);
     }
     std::printf("calls: %d\n", calls);
 }
