@@ -96,7 +96,7 @@ def small(family: Any, k: tuple[int, int], **options: Any) -> tuple[MobileGnn, P
     ours = MobileGnn(shape, 5, **options_of(family), **options)
     theirs = PublishedModel(family, blocks, (8, 12), 16, k, num_classes=5)
     if ours.merge is not None:
-        numbers: Any = ours.merge.random
+        numbers: Any = ours.merge.adjust.numbers
         theirs.merge.adjust = (numbers[:, :-1, None, None], numbers[:, -1])
     return ours, theirs
 

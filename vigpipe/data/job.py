@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vigpipe.config.choices import Norm
+from vigpipe.config.choices import MOBILE_MODELS, Norm
 from vigpipe.config.of_weights import options_in_weights
 from vigpipe.config.options import TrainConfig, parse_image_size, uses_timm
 from vigpipe.config.recipes import MODEL_DEFAULTS
@@ -93,7 +93,7 @@ class ImageJob:
             notes += source.stored.notes
         if source.bad_images:
             notes.append(unreadable(source.bad_images))
-        if self.config.compat and self.config.model.startswith("logvig"):
+        if self.config.compat and self.config.model in MOBILE_MODELS:
             notes.append("--compat reference: a layer before the readout is random, not learned")
         num_images = len(source.train)
         if self.config.validation and source.validation is not None:

@@ -29,7 +29,7 @@ from vigpipe.files.weights_metadata import (
 )
 from vigpipe.model.blocks import FewNodesWarning
 from vigpipe.model.fit import match_state
-from vigpipe.model.identify import SECOND_HEAD, identify
+from vigpipe.model.identify import has_second_head, identify
 from vigpipe.model.published import to_own_names
 from vigpipe.model.shapes import MOBILE_SHAPES, SHAPES, VIG_SHAPES
 from vigpipe.model.staged import StagedModel
@@ -235,6 +235,6 @@ def _facts_from_shapes(state: Mapping[str, Tensor], model: str) -> dict[str, str
     if model in VIG_SHAPES and table is not None and table.dim() == 4:
         height, width = (side * VIG_SHAPES[model].stem_stride for side in table.shape[2:])
         facts["img_size"] = f"{height}x{width}"
-    if model in MOBILE_SHAPES and SECOND_HEAD not in state:
+    if model in MOBILE_SHAPES and not has_second_head(state):
         facts["dist_head"] = "False"
     return facts

@@ -103,7 +103,7 @@ def _prepacked(module: nn.Module, dtype: torch.dtype) -> nn.Module:
         return OnNodes(_convolution(module.fuse().conv, dtype))
     if isinstance(module, nn.Linear):
         return Product(module.weight, module.bias, dtype)
-    if isinstance(module, Merge) and module.adjust is not None:
+    if isinstance(module, Merge) and isinstance(module.adjust, Pointwise):
         module.adjust = _product(module.adjust, dtype)  # pyrefly: ignore[bad-assignment]
     if isinstance(module, Downsample):  # the model looks for one, so what is in it is replaced
         conv = module.fuse().conv[0]

@@ -17,7 +17,7 @@ from vigpipe.files.atomic import replacing
 from vigpipe.files.outputs import check_converted_file
 from vigpipe.files.weights_metadata import metadata_if_any
 from vigpipe.model.differences import Differences, is_embedding, with_relative_positions
-from vigpipe.model.identify import SECOND_HEAD, identify, recognised
+from vigpipe.model.identify import LEARNED, SECOND_HEAD, has_second_head, identify, recognised
 from vigpipe.model.image import ImageModel
 from vigpipe.model.mobile import MobileGnn
 from vigpipe.model.position import resized_embedding
@@ -59,7 +59,7 @@ def match_state(
         assert isinstance(model, StagedModel)
         lasts, _ = model.classifier()
         if isinstance(model, MobileGnn):
-            lasts += (SECOND_HEAD.removesuffix("weight"),)  # which the model may be without
+            lasts += (SECOND_HEAD,)  # which the model may be without
         matched = {name: tensor for name, tensor in matched.items() if not name.startswith(lasts)}
         matched |= {name: model_state[name] for name in model_state if name.startswith(lasts)}
     embedding, target = matched.get("pos_embed"), model_state.get("pos_embed")
@@ -108,17 +108,17 @@ def _does_not_fit(
         whose = f" (it is of {variant.description})" if variant else ""
     if isinstance(model, StagedModel):
         there, wanted = num_classes_in(matched, model), model.num_classes
-        if is_mobile and SECOND_HEAD in matched and model.num_heads == 1 and wanted:
+        if is_mobile and has_second_head(matched) and model.num_heads == 1 and wanted:
             advice = (
                 "where the model is right, leave the second head out with vigpipe weights convert "
                 "--no-dist-head"
             )
-        elif "merge.adjust.weight" in differences.missing:
+        elif LEARNED in differences.missing:
             advice = (
                 "where the model is right, the file is a published one without the layer that its "
                 "code makes anew at every call: make the model with --compat reference"
             )
-        elif is_mobile and SECOND_HEAD in differences.missing:
+        elif is_mobile and f"{SECOND_HEAD}weight" in differences.missing:
             advice = (
                 "where the model is right, the file has no second head: make the model with "
                 "--no-dist-head, in Python dist_head=False"
@@ -186,8 +186,7 @@ def convert(
                 "out"
             )
         variant = replace(variant, num_heads=1)
-        second = SECOND_HEAD.removesuffix("weight")
-        state = {name: tensor for name, tensor in state.items() if not name.startswith(second)}
+        state = {n: tensor for n, tensor in state.items() if not n.startswith(SECOND_HEAD)}
     model = variant.build()
     if any(tensor.dtype == torch.float64 for tensor in state.values()):
         model = model.double()  # float32 would lose the last digits

@@ -15,7 +15,8 @@ from vigpipe.model.position import Grid
 from vigpipe.model.shapes import MOBILE_SHAPES, SHAPES, VIG_SHAPES, make_variant
 
 _STEM, _CLASSIFIER, _POSITIONS = "stem.convs.0.weight", "prediction.4.weight", "pos_embed"
-SECOND_HEAD = "prediction.5.weight"
+SECOND_HEAD = "prediction.5."
+LEARNED = "merge.adjust.weight"  # what published files of LogViG lack
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,11 @@ def identify(state: Mapping[str, Tensor], source: str = "these weights") -> Vari
     )
 
 
+def has_second_head(state: Mapping[str, Tensor]) -> bool:
+    """Tell whether a state dict has the weights of a second head."""
+    return f"{SECOND_HEAD}weight" in state
+
+
 def recognised(state: Mapping[str, Tensor]) -> Variant | None:
     """Return the variant that a state dict belongs to, if its names and shapes are those of one."""
     candidates = _candidates(state)
@@ -104,7 +110,7 @@ def _candidates(state: Mapping[str, Tensor]) -> list[Variant]:
     """List the variants that a state dict may be of, the most likely ones first."""
     if not all(_has_four(state, name) for name in _required(state)):
         return []
-    stem, classifier, num_heads = state[_STEM], state[_CLASSIFIER], 1 + (SECOND_HEAD in state)
+    stem, classifier, num_heads = state[_STEM], state[_CLASSIFIER], 1 + has_second_head(state)
     grid = state[_POSITIONS].shape[2:] if _is_vig(state) else None
     found: list[Variant] = []
     for name, shape in (MOBILE_SHAPES if grid is None else VIG_SHAPES).items():
@@ -113,7 +119,8 @@ def _candidates(state: Mapping[str, Tensor]) -> list[Variant]:
             side = VIG_SHAPES[name].stem_stride
             size = grid[0] * side, grid[1] * side
         # What was published of LogViG lacks a layer that only its own random one can stand for.
-        is_random = name.startswith("logvig") and "merge.adjust.weight" not in state
+        has_branch = name in MOBILE_SHAPES and MOBILE_SHAPES[name].traits.has_branch
+        is_random = has_branch and LEARNED not in state
         compat = "reference" if is_random else None
         found.append(Variant(name, len(classifier), stem.shape[1], size, num_heads, compat))
 

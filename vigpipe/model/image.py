@@ -30,6 +30,7 @@ class ImageModel(StagedModel):
         global_pool: `avg` averages the nodes; an empty string gives every node its own logits.
         drop_path_rate: drop-path rate of the last block.
         drop_rate: dropout rate in the readout.
+        most_heads: number of layers that give logits where there are classes.
 
     Raises:
         InputError: a size or rate that no model has.
@@ -56,6 +57,7 @@ class ImageModel(StagedModel):
         global_pool: Pool,
         drop_path_rate: float,
         drop_rate: float,
+        most_heads: int = 1,
     ) -> None:
         rates = {"drop_path_rate": drop_path_rate, "drop_rate": drop_rate}
         check_sizes(num_classes, in_chans, img_size, **rates)
@@ -64,7 +66,7 @@ class ImageModel(StagedModel):
         self.grid = reduced(img_size, strides)
         self.num_features, self.head_hidden_size = channels[-1], hidden
         self.global_pool: Pool = global_pool
-        self.drop_rate = drop_rate
+        self.drop_rate, self.most_heads = drop_rate, most_heads
         self.pretrained_cfg: dict[str, Any] = {}
         self.feature_info: list[dict[str, Any]] = []
 
@@ -81,8 +83,14 @@ class ImageModel(StagedModel):
         return self.prediction(self.merged(x), draws)
 
     def classifier(self) -> tuple[tuple[str, ...], dict[str, int]]:
-        heads = tuple(f"prediction.{4 + i}." for i in range(len(self.prediction.heads)))
+        heads = tuple(f"prediction.{4 + i}." for i in range(self.most_heads))
         return heads, {head + name: 0 for head in heads for name in ("weight", "bias")}
+
+    def set_detect_anomaly(self, enable: bool) -> None:
+        for name, module in self.named_modules():
+            if hasattr(module, "detect_anomaly"):
+                block = name.split(".")[1]  # backbone.3.0
+                module.detect_anomaly = f"block {block}" if enable else ""  # pyrefly: ignore
 
     def run_each(self, x: Any) -> Iterator[tuple[str, Any]]:
         """Run block after block on what `embed` gives; yield the name and the result of each."""

@@ -189,6 +189,22 @@ class GraphBlock(nn.Sequential):
         return region("ffn", ffn, x, draws)
 
 
+class RandomPointwise(nn.Module):
+    """A 1x1 convolution as torch makes one, not learned, in no state dict, and always the same."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        shape = out_channels, in_channels + 1  # the bias is the last column
+        numbers = torch.rand(shape, generator=generator, device="cpu")
+        self.numbers = in_channels**-0.5 * (2 * numbers - 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve: (B, ..., C_in) -> (B, ..., C_out)."""
+        numbers = self.numbers.to(x)
+        return F.linear(x, numbers[:, :-1], numbers[:, -1])
+
+
 class Merge(nn.Module):
     """Resize the features of the blocks to the second branch's grid, add both, 1x1, norm, GELU.
 
@@ -199,11 +215,7 @@ class Merge(nn.Module):
 
     def __init__(self, branch: int, channels: int, norm: Norm, as_random: bool) -> None:
         super().__init__()
-        self.adjust = None if as_random else Pointwise(branch, channels)
-        # As torch makes a convolution: the weights, and the bias in the last column.
-        generator = torch.Generator().manual_seed(0)
-        self.random = torch.rand(channels, branch + 1, generator=generator, device="cpu")
-        self.random = branch**-0.5 * (2 * self.random - 1)
+        self.adjust = (RandomPointwise if as_random else Pointwise)(branch, channels)
         self.conv = Layer(channels, channels, norm, gelu=True)
 
     def forward(self, x: Tensor, branch: Tensor) -> Tensor:
@@ -212,12 +224,7 @@ class Merge(nn.Module):
         nodes = x.to(wide)
         if x.shape[1:3] != size:
             nodes = F.interpolate(nodes.movedim(-1, 1), size=size, mode="bilinear").movedim(1, -1)
-        if self.adjust is None:
-            random = self.random.to(branch)
-            branch = F.linear(branch, random[:, :-1], random[:, -1])
-        else:
-            branch = self.adjust(branch)
-        return self.conv((nodes + branch.to(wide)).to(x.dtype))
+        return self.conv((nodes + self.adjust(branch).to(wide)).to(x.dtype))
 
 
 class MobileGnn(ImageModel):
@@ -283,6 +290,7 @@ class MobileGnn(ImageModel):
             global_pool=global_pool,
             drop_path_rate=drop_path_rate,
             drop_rate=drop_rate,
+            most_heads=2 if dist_head else 1,
         )
         self.shape = shape
         with torch.device(device) if device is not None else nullcontext():
@@ -299,8 +307,8 @@ class MobileGnn(ImageModel):
                 self.backbone[str(len(self.backbone))] = block
                 self._resolutions.append(resolution)
             if traits.has_branch:
-                branch, channels = shape.channels[1], shape.channels[-1]
-                self.merge = Merge(branch, channels, norm, compat == "reference")
+                ends = shape.channels[1], shape.channels[-1]
+                self.merge = Merge(*ends, norm, as_random=compat == "reference")
             self.prediction = Readout(
                 shape.channels[-1],
                 num_classes,
@@ -309,7 +317,7 @@ class MobileGnn(ImageModel):
                 2 * num_blocks,
                 global_pool,
                 shape.hidden,
-                num_heads=2 if dist_head else 1,
+                self.most_heads,
             )
         lasts = {resolution: i for i, resolution in enumerate(self._resolutions)}
         self.feature_info = [
@@ -367,11 +375,6 @@ class MobileGnn(ImageModel):
             f"--strategy subnetworks: the channels of {self.shape.family} models cannot be "
             "divided; choose another --strategy, or a ViG"
         )
-
-    def set_detect_anomaly(self, enable: bool) -> None:
-        for name, module in self.named_modules():
-            if isinstance(module, LocalBlock | AxialGrapher):
-                module.detect_anomaly = f"block {name.split('.')[1]}" if enable else ""
 
 
 def _make_blocks(

@@ -14,7 +14,7 @@ from timm.models import (
 
 from vigpipe.model.fit import match_state
 from vigpipe.model.image import ImageModel
-from vigpipe.model.mobile import GraphBlock, LocalBlock, Merge, MobileGnn
+from vigpipe.model.mobile import GraphBlock, LocalBlock, Merge
 from vigpipe.model.position import resized_embedding
 from vigpipe.model.published import to_own_names
 from vigpipe.model.readout import Readout
@@ -39,12 +39,10 @@ def checkpoint_filter_fn(state: dict[str, Any], model: ImageModel) -> dict[str, 
     """
     whole, expected = to_own_names(state), model.state_dict()
     state = dict(whole)
-    of_heads = [f"prediction.{head}.{name}" for head in (4, 5) for name in ("weight", "bias")]
-    if isinstance(model, MobileGnn) and model.num_classes and model.num_heads == 1:
-        of_heads = of_heads[:2]  # a second head that is not wanted is for the user to drop
+    _, of_classes = model.classifier()
     for_timm = {
         name: state.pop(name)
-        for name in ("stem.convs.0.weight", *of_heads)
+        for name in ("stem.convs.0.weight", *of_classes)
         if name in state and (name not in expected or state[name].shape != expected[name].shape)
     }
     placeholders = {name: expected[name] for name in for_timm if name in expected}

@@ -137,7 +137,8 @@ class VisionGnn(ImageModel):
         )
         self.shape = shape
         specs_on = partial(make_block_specs, shape, graph, aggregator, stochastic_dilation)
-        self.specs, self._specs_on = (specs := specs_on(self.grid)), specs_on
+        specs = specs_on(self.grid)
+        self.specs, self._specs_on = specs, specs_on
         self._has_warned = False
 
         path_rates = torch.linspace(0, drop_path_rate, sum(shape.blocks), device="cpu").tolist()
@@ -281,10 +282,6 @@ class VisionGnn(ImageModel):
             channels = {"trunk": trunks[-1], "hidden": hidden, "classes": None}
             sides |= bound(self.prediction, "prediction.", self.prediction.roles, channels)
         return Slicing.of(self.state_dict(), sides)
-
-    def set_detect_anomaly(self, enable: bool) -> None:
-        for name, grapher in self._graphers():
-            grapher.detect_anomaly = f"block {name}" if enable else ""
 
     def _graphers(self) -> Iterator[tuple[str, Grapher]]:
         for name, module in self.named_modules():

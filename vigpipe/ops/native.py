@@ -4,6 +4,7 @@ The C++ code computes in float32 and float64. It also reads and writes bfloat16;
 before the call, and the result is narrowed afterwards.
 """
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -357,7 +358,7 @@ def axial(
     call(
         f"axial_{name}",
         nodes,
-        _link_table(links),
+        _link_table(tuple(links)),
         *gate,
         out,
         distances,
@@ -392,7 +393,7 @@ def axial_backward(
         num_images, *rest = distances.shape
         slopes = distances.new_empty((num_images, num_bands, *rest))
     d_scale = torch.zeros((), dtype=torch.float64)
-    inputs = _as(grad, kept), nodes, _link_table(links), *gate, distances
+    inputs = _as(grad, kept), nodes, _link_table(tuple(links)), *gate, distances
     call(f"axial_backward_{name}", *inputs, d_x, slopes, d_scale, *_axial_sizes(x, links, sign))
     d_temperature = None if temperature is None else (d_scale * temperature.sign()).to(temperature)
     return d_x.to(x.dtype), d_temperature
@@ -406,7 +407,8 @@ def axial_far(x: Tensor) -> Tensor:
     return distances
 
 
-def _link_table(links: list[int]) -> Tensor:
+@lru_cache(64)
+def _link_table(links: tuple[int, ...]) -> Tensor:
     """Return axis, shift and number among the gated ones, from 1, or 0: (L, 3) int64."""
     table = torch.tensor(links, dtype=torch.int64).view(-1, 3)
     table[:, 2] *= table[:, 2].cumsum(0)
